@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypersphere._validation import choose, is_integer, is_number, require, require_package
+from hypersphere._validation import choose, is_integer, is_number, printable, require, require_package
 from hypersphere.functions.angular import ANGULARS, Cosine
 
 
@@ -14,6 +14,19 @@ def test_require_names_argument_value_and_accepted_values():
     require(True, "m", "a number >= 1", 0.5)
     with pytest.raises(ValueError, match=r"^m must be a number >= 1, not 0.5$"):
         require(False, "m", "a number >= 1", 0.5)
+
+
+def test_require_shortens_long_values():
+    with pytest.raises(ValueError, match=r"^names must be short, not \['n0', 'n1', .*….*, 'n9999'\]$") as error:
+        require(False, "names", "short", [f"n{number}" for number in range(10000)])
+    assert len(str(error.value)) < 250
+    with pytest.raises(ValueError, match=r"short, not 'x{198}'$"):
+        require(False, "names", "short", "x" * 198)
+
+
+def test_printable_escapes_line_breaks_and_keeps_other_text():
+    assert printable("naïve – 1\t2") == "naïve – 1\t2"
+    assert printable("a\nb\x1b[2J\u202e\udcff") == r"a\nb\x1b[2J\u202e\udcff"
 
 
 @pytest.mark.parametrize("value", [3, 2.5, np.float32(2), np.int64(2)])

@@ -1,7 +1,7 @@
 """Argument checks. A failed check raises a one-sentence `ValueError` that names the argument and its value.
 
-`warn_user` gives warnings that point to the line of the user. `guard_save_pretrained` refuses to save what would not
-load again.
+`printable` makes names of files and classes safe to print. `warn_user` gives warnings that point to the line of the
+user. `guard_save_pretrained` refuses to save what would not load again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = [
     "is_integer",
     "is_number",
     "nearest_name",
+    "printable",
     "require",
     "require_package",
     "warn_user",
@@ -29,16 +30,25 @@ __all__ = [
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
+LONGEST_VALUE = 200  # characters of a value in a message
+LINE_BREAKS = "\r\n\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
+
 
 def require(condition: bool, argument: str, accepted: str, value: object) -> None:
-    """Raise a `ValueError` unless `condition` holds.
+    """Raise a `ValueError` unless `condition` holds. The message shows the beginning and the end of a long value.
 
     >>> require(0 > 1, "m", "a number >= 1", 0.5)
     Traceback (most recent call last):
     ValueError: m must be a number >= 1, not 0.5
     """
     if not condition:
-        raise ValueError(f"{argument} must be {accepted}, not {value!r}")
+        raise ValueError(f"{argument} must be {accepted}, not {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    half = LONGEST_VALUE // 2
+    return text if len(text) <= LONGEST_VALUE else f"{text[:half]}…{text[1 - half :]}"
 
 
 def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) -> Entry:
@@ -61,7 +71,7 @@ def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) 
     names = ", ".join(repr(name) for name in menu)
     near = nearest_name(choice, menu) if isinstance(choice, str) else ""
     accepted = f"one of {names}, an instance of those classes or a callable"
-    raise ValueError(f"{argument} must be {accepted}, not {choice!r}{near}")
+    raise ValueError(f"{argument} must be {accepted}, not {_shown(choice)}{near}")
 
 
 def nearest_name(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
@@ -82,6 +92,22 @@ def nearest_name(name: str, known: Iterable[str], synonyms: Mapping[str, str] | 
     meant |= {other: one for other, one in (synonyms or {}).items() if one in meant}
     close = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.7)
     return f"; did you mean {meant[close[0]]}?" if close else ""
+
+
+def printable(text: str) -> str:
+    r"""Return text with control characters written as escapes, so that a name cannot send commands to a terminal.
+
+    The same holds for characters that change the direction of the text around them.
+
+    >>> printable("run\x1b[31m"), printable("naïve – 1"), printable("txt.\u202efdp")
+    ('run\\x1b[31m', 'naïve – 1', 'txt.\\u202efdp')
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or (letter.isspace() and letter not in LINE_BREAKS) else ascii(letter)[1:-1]
+        for letter in text
+    )
 
 
 def is_number(value: object, low: float, high: float = math.inf) -> bool:

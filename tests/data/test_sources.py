@@ -71,13 +71,21 @@ def test_image_folder_source_reports_empty_class_folders(pets):
     root = pets[0]
     (root / "bird").mkdir()
     (root / "ant\x1b[2J").mkdir()
-    with pytest.warns(UserWarning, match="2 class folders without images are ignored") as caught:
+    with pytest.warns(UserWarning, match="class folders without images are ignored") as caught:
         source = ImageFolderSource(root)
     assert source.classes == ("cat", "dog")
     assert "bird" in str(caught[0].message)
     assert "\x1b" not in str(caught[0].message)
+    assert caught[0].filename == __file__  # the warning names the line of the caller
     with pytest.raises(ValueError, match=r"classes must be subfolders of .* with images, not 'bird'"):
         ImageFolderSource(root, classes=["cat", "bird"])
+
+
+def test_image_folder_source_names_ten_of_many_empty_class_folders(pets):
+    for number in range(12):
+        (pets[0] / f"empty{number:02}").mkdir()
+    with pytest.warns(UserWarning, match=r"ignored: empty00, .*, empty09, … \(12 in total\)$"):
+        ImageFolderSource(pets[0])
 
 
 def test_image_folder_source_selects_classes_in_the_given_order(pets):

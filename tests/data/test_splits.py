@@ -328,5 +328,5 @@ def test_selection_split_chooses_on_true_labels(open_set):
 
 def test_of_classes_rejects_repeated_names():
     source = TensorSource(torch.zeros(2, 1), torch.tensor([0, 1]), ["a", "b"])
-    with pytest.raises(ValueError, match="classes must be different names"):
+    with pytest.raises(ValueError, match="classes must be different names, not 'a' twice"):
         of_classes(source, ["a", "a"])

@@ -12,26 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from hypersphere._files import MARK, replacing, strict_json
-from hypersphere._validation import require
+from hypersphere._validation import printable, require
 
 __all__ = ["check_target", "is_out_of_memory", "mark_png", "print_line", "printable", "warn", "write_json"]
 
 SEARCHED = 1 << 16  # bytes at the beginning and at the end of a file in which the mark is looked for
 
 
-def printable(text: object) -> str:
-    r"""Return text with control characters written as escapes, so that a name cannot control the terminal.
-
-    >>> printable("a\x1b[31m b")
-    'a\\x1b[31m b'
-    """
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
-
-
 def print_line(*lines: object) -> None:
     """Print lines that may contain names of files, classes or tensors."""
     for line in lines:
-        print(printable(line), flush=True)
+        print("\n".join(map(printable, str(line).split("\n"))), flush=True)
 
 
 def warn(message: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -67,7 +68,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
 
     def of_classes(self, classes: Sequence[str]) -> LabelledImages:
         """Return the images of these classes, with labels 0, 1, ... in the given order."""
-        require(len(set(classes)) == len(classes), "classes", "different names", list(classes))
+        require_different_names(classes)
         # A table from old to new labels relabels all images with one index operation.
         position = {name: number for number, name in enumerate(self.classes)}
         dropped = len(classes)  # the new label of all other classes, which no given class has
@@ -182,6 +183,13 @@ def require_tensor(argument: str, value: Tensor, dtype: torch.dtype, shape: str,
     if value.dtype != dtype or not has_shape:
         accepted = f"{str(dtype).removeprefix('torch.')} {shape}"
         raise ValueError(f"{argument} must be {accepted}, not {value.dtype} {tuple(value.shape)}")
+
+
+def require_different_names(classes: Sequence[str]) -> None:
+    """Raise a ValueError that gives the first repeated name, if there is one."""
+    repeated = next((name for name, count in Counter(classes).items() if count > 1), None)
+    if repeated is not None:
+        raise ValueError(f"classes must be different names, not {repeated!r} twice")
 
 
 def _require_labels(labels: Tensor, count: int, classes: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from hypersphere._validation import is_integer, require, require_package
+from hypersphere._validation import is_integer, printable, require, require_package
 from hypersphere.data._files import DamagedData
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
@@ -43,15 +43,6 @@ class BrokenSample(DamagedData):
     def __reduce__(self) -> tuple[Any, ...]:
         # Worker processes send the error to the main process.
         return BrokenSample, (self.name, self.reason, self.kind)
-
-
-def printable(name: str) -> str:
-    """Return a file name with control characters escaped, so that a terminal does not interpret them.
-
-    >>> printable("cat.png"), printable("cat" + chr(27) + "[2J.png")
-    ('cat.png', "'cat\\\\x1b[2J.png'")
-    """
-    return name if name.isprintable() else repr(name)
 
 
 def as_floats(inputs: Tensor) -> Tensor:

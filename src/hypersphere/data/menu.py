@@ -121,7 +121,7 @@ def _shares(classes: tuple[str, ...], keep: Mapping[str, float] | None, rising: 
     for key, share in (keep or {}).items():
         name = str(key)  # a number in Python or YAML
         is_class = name in classes or (name.isdecimal() and len(name) < 19 and int(name) < count)
-        require(is_class, "data.keep", f"classes among {', '.join(classes)}, or indices below {count}", name)
+        require(is_class, "data.keep", f"some of the {count} classes, by name or index", name)
         require(is_number(share, 0, 1), f"data.keep.{name}", "a fraction in [0, 1]", share)
         shares[classes.index(name) if name in classes else int(name)] = share
     return shares

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,18 +21,18 @@ from jaxtyping import Int64, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hypersphere._validation import require
+from hypersphere._validation import printable, require, warn_user
 from hypersphere.data._files import DamagedData, MissingData
-from hypersphere.data.containers import Indices, LabelledImages, PointClouds, to_positions
+from hypersphere.data.containers import Indices, LabelledImages, PointClouds, require_different_names, to_positions
 from hypersphere.data.images import (
     FITS,
+    IMAGE_SUFFIXES,
     BrokenSample,
     Size,
     decode_image,
     grey_in_header,
     height_and_width,
     is_image,
-    printable,
     read_image_file,
 )
 
@@ -250,7 +249,7 @@ def with_labels(source: Source, labels: Tensor, classes: Sequence[str]) -> Sourc
 def of_classes(source: Source, classes: Sequence[str]) -> Source:
     """Return the samples of these classes, with labels 0, 1, ... in the given order."""
     number = {name: label for label, name in enumerate(source.classes)}
-    require(len(set(classes)) == len(classes), "classes", "different names", list(classes))
+    require_different_names(classes)
     dropped = len(classes)  # the new label of all other classes
     new_labels = torch.full((len(source.classes),), dropped, dtype=torch.int64)
     for label, name in enumerate(classes):
@@ -441,7 +440,7 @@ def class_folders(root: Path, classes: Sequence[str] | None) -> list[Path]:
         with os.scandir(root) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
         return [root / name for name in names]
-    require(len(set(classes)) == len(classes), "classes", "different names", list(classes))
+    require_different_names(classes)
     # The folder itself is not listed, so neither it nor other subfolders have to be readable. A name with a
     # separator could leave the folder, so it is not a class; neither is a hidden folder.
     names = [name for name in classes if PurePath(name).name == name and not name.startswith(".")]
@@ -454,16 +453,16 @@ def image_files(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if is_image(PurePath(entry.name)) and entry.is_file())
 
 
-def report_classes(root: Path, present: Sequence[str], empty: Sequence[str], classes: Sequence[str] | None) -> None:
+def report_classes(root: Path, present: Collection[str], empty: Collection[str], classes: Sequence[str] | None) -> None:
     """Raise an error if there are no images or a requested class has none; warn of other empty class folders."""
     missing = set(classes or ()) - set(present)
     require(not missing, "classes", f"subfolders of {root} with images", min(missing, default=None))
     if not present:
-        raise MissingData(f"no images in {root}; expected CLASS/FILE with the suffix of an image")
-    if empty:
-        listed = ", ".join(printable(name) for name in empty[:10]) + (", …" if len(empty) > 10 else "")
-        message = f"{root}: {len(empty)} class folders without images are ignored: {listed}"
-        warnings.warn(message, UserWarning, stacklevel=3)
+        raise MissingData(f"no images in {root}; expected CLASS/FILE with a suffix of {', '.join(IMAGE_SUFFIXES)}")
+    if empty and classes is None:
+        listed = ", ".join(printable(name) for name in sorted(empty)[:10])
+        rest = f", … ({len(empty)} in total)" if len(empty) > 10 else ""
+        warn_user(f"{root}: class folders without images are ignored: {listed}{rest}")
 
 
 class Central:

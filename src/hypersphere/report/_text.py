@@ -6,25 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from hypersphere._validation import printable
+
 __all__ = ["counted", "joined_facts", "listed", "printable", "printable_data", "short_names", "span", "words_of"]
-
-LINE_BREAKS = "\r\n\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
-
-
-def printable(words: str) -> str:
-    r"""Return text with control characters written out, so that a name cannot send commands to a terminal.
-
-    The same holds for characters that change the direction of the text around them.
-
-    >>> printable("run\x1b[31m"), printable("naïve – 1"), printable("txt.\u202efdp")
-    ('run\\x1b[31m', 'naïve – 1', 'txt.\\u202efdp')
-    """
-    if words.isprintable():
-        return words
-    return "".join(
-        letter if letter.isprintable() or (letter.isspace() and letter not in LINE_BREAKS) else ascii(letter)[1:-1]
-        for letter in words
-    )
 
 
 def printable_data(data: Any) -> Any:
