@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tarfile
-import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 import torch
@@ -14,19 +13,17 @@ from torch import Tensor
 
 from hypersphere._validation import require
 from hypersphere.data._files import DamagedData, MissingData
-from hypersphere.data.containers import LabelledImages
-from hypersphere.data.images import (
-    IMAGE_SUFFIXES,
-    MAX_IMAGE_BYTES,
-    Size,
-    decode_image,
-    height_and_width,
-    read_image_file,
+from hypersphere.data.containers import LabelledImages, require_different_names
+from hypersphere.data.images import MAX_IMAGE_BYTES, Size, decode_image, height_and_width, is_image, read_image_file
+from hypersphere.data.sources import (
+    FileSource,
+    ImageFolderSource,
+    Names,
+    TensorSource,
+    class_folders,
+    image_files,
+    report_classes,
 )
-from hypersphere.data.images import (
-    is_image as is_image,  # also a name of this module in version 0.1
-)
-from hypersphere.data.sources import FileSource, ImageFolderSource, Names, TensorSource
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2")
 
@@ -61,7 +58,7 @@ def image_folder(
     images: dict[str, Tensor] = {}
     for name, read in _entries(Path(root).expanduser(), classes):
         images[name] = decode_image(read(), name, size=shape, grey=grey)
-    names = _sorted_names(images, root, classes)
+    names = _sorted_names(images)
     all_classes = tuple(classes) if classes is not None else tuple(sorted({_class_of(name) for name in names}))
     label_of = {class_name: label for label, class_name in enumerate(all_classes)}
     labels = torch.tensor([label_of[_class_of(name)] for name in names], dtype=torch.int64)
@@ -70,29 +67,21 @@ def image_folder(
 
 def image_names(root: str | Path, *, classes: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return the names that image_folder would give, in the same order, without decoding an image."""
-    # A comprehension over the generator would be one more frame for the stacklevel of its warning (Python 3.11).
-    entries = list(_entries(Path(root).expanduser(), classes))
-    return _sorted_names([name for name, _ in entries], root, classes)
+    return _sorted_names(name for name, _ in _entries(Path(root).expanduser(), classes))
 
 
 def _class_of(name: str) -> str:
     return name.split("/")[0]
 
 
-def _sorted_names(names: Collection[str], root: str | Path, classes: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names sorted by class and file, after checking that every requested class has images."""
-    ordered = tuple(sorted(names, key=lambda name: name.split("/")))
-    if not ordered and not classes:
-        raise MissingData(f"no images in {root}; expected CLASS/FILE with a suffix of {', '.join(IMAGE_SUFFIXES)}")
-    absent = set(classes or ()) - {_class_of(name) for name in ordered}
-    require(not absent, "classes", f"subfolders of {root} with images", min(absent, default=None))
-    return ordered
+def _sorted_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names sorted by class and file."""
+    return tuple(sorted(names, key=lambda name: name.split("/")))
 
 
 def _entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
-    """Return the images of a folder or archive, without reading them."""
-    if classes is not None:
-        require(len(set(classes)) == len(classes), "classes", "different names", list(classes))
+    """Return the images of a folder or archive, without reading them. After the last one, classes are checked."""
+    require_different_names(classes or ())
     if source.is_dir():
         return _folder_entries(source, classes)
     if source.is_file() and source.name.lower().endswith(ARCHIVE_SUFFIXES):
@@ -103,29 +92,13 @@ def _entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
 
 
 def _folder_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
-    if classes is None:
-        folders = sorted(entry for entry in source.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    else:
-        # The folder itself is not listed, so neither it nor other subfolders have to be readable. A name with a
-        # separator could leave the folder, so it is not a class; neither is a hidden folder.
-        names = [name for name in classes if PurePath(name).name == name and not name.startswith(".")]
-        folders = [source / name for name in names if (source / name).is_dir()]
-    empty = []
-    for folder in folders:
-        files = [file for file in sorted(folder.iterdir()) if is_image(file) and file.is_file()]
-        if not files:
-            empty.append(folder.name)
+    present, empty = [], []
+    for folder in class_folders(source, classes):
+        files = image_files(folder)
+        (present if files else empty).append(folder.name)
         for file in files:
-            yield f"{folder.name}/{file.name}", partial(read_image_file, file)
-    if classes is None and len(empty) < len(folders):  # without any image there is an error instead
-        _warn_of_empty_classes(source, empty)
-
-
-def _warn_of_empty_classes(source: Path, names: Collection[str]) -> None:
-    if names:
-        listed = ", ".join(repr(name) for name in sorted(names))
-        message = f"{source}: class folders without images are ignored: {listed}"
-        warnings.warn(message, UserWarning, stacklevel=4)  # the caller of image_folder or image_names
+            yield f"{folder.name}/{file}", partial(read_image_file, folder / file)
+    report_classes(source, present, empty, classes)
 
 
 MAX_HEADER_BYTES = 2**20  # of a long name, or of the attributes of a file
@@ -189,9 +162,9 @@ def _archive_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_E
         raise
     except Exception as error:  # a damaged archive can raise almost any exception
         raise DamagedData(f"{source} is not a complete tar archive: {error}") from error
-    if classes is None:
-        class_folders = {folder.name for folder in folders if folder.name and folder.parts[:-1] == parent}
-        _warn_of_empty_classes(source, class_folders - set(map(_class_of, names)))
+    present = set(map(_class_of, names))
+    empty = {folder.name for folder in folders if folder.name and folder.parts[:-1] == parent} - present
+    report_classes(source, present if classes is None else present.intersection(classes), empty, classes)
 
 
 def _read_to_end(archive: tarfile.TarFile) -> None:
