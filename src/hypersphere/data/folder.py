@@ -92,7 +92,8 @@ def _entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
 
 
 def _folder_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
-    present, empty = [], []
+    present: list[str] = []
+    empty: list[str] = []
     for folder in class_folders(source, classes):
         files = image_files(folder)
         (present if files else empty).append(folder.name)

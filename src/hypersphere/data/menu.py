@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ def _classification(loader: Callable[..., Any]) -> Callable[..., DataSplit]:
         require(type(rising) is bool, "data.rising", "true or false", rising)
         require(limit is None or is_integer(limit, 1), "data.limit", "None or a number >= 1", limit)
         train, test = (_pooled(TensorSource.of(loader(split, root)), pool) for split in ("train", "test"))
-        if held_out or not is_integer(held_out, 0):
+        accepted = f"an integer in [0, {len(train)})"
+        require(is_integer(held_out, 0, len(train) - 1), "data.held_out", accepted, held_out)
+        if held_out:
             train, test = _hold_out(train, held_out, seed)
         shares = _shares(train.classes, keep, rising)
         if limit is not None or bool((shares != 1).any()):
@@ -106,8 +109,6 @@ def _pooled(source: TensorSource, pool: int) -> TensorSource:
 
 def _hold_out(source: TensorSource, count: int, seed: int) -> tuple[TensorSource, TensorSource]:
     """Return the remaining and the held-out samples."""
-    accepted = f"an integer in [0, {len(source)})"
-    require(is_integer(count, 0, len(source) - 1), "data.held_out", accepted, count)
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
     return source.subset(order[count:].sort().values), source.subset(order[:count].sort().values)
 
@@ -237,21 +238,18 @@ def _image_folder(
     `at_least` drops training classes with fewer images. `pairs` is a file of verification pairs of validation images.
     Relative paths are resolved against `root`, if given. A compressed archive is decoded into memory.
     """
-    place = below(root, path)
-    options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
+    place = _resolve_path(root, path)
     require(split in ("sample", "class", "folders"), "data.split", "'sample', 'class' or 'folders'", split)
+    require(split != "folders" or held_out is None, "data.held_out", "unset with split=folders", held_out)
+    read = partial(_folder_source, size=size, fit=fit)
+    train = read(place / "train" if split == "folders" else place, grey=grey)
+    read_validation = None
     if split == "folders":
-        require(held_out is None, "data.held_out", "unset with split=folders", held_out)
-        train = frequent_classes(ImageFolderSource(place / "train", **options), at_least)
         present = [name for name in VALIDATION_FOLDERS if (place / name).is_dir()]
         if not present:
             raise MissingData(f"{place} must contain one of the folders {', '.join(VALIDATION_FOLDERS)} next to train")
-        # Both parts have the same number of channels, that of the training images.
-        options["grey"] = first_sample(train).shape[0] == 1
-        data = join_sources(train, ImageFolderSource(place / present[0], **options))
-    else:
-        data = split_source(frequent_classes(_folder_source(place, **options), at_least), split, held_out, seed)
-    return with_pairs(data, _optional(root, pairs))
+        read_validation = partial(read, place / present[0])
+    return _divide(train, at_least, read_validation, split, held_out, seed, _resolve_optional(root, pairs))
 
 
 def _image_list(
@@ -280,22 +278,19 @@ def _image_list(
     `path_column` and `label_column` name the columns. `size`, `fit`, `grey`, `at_least` and `pairs` are as for
     image_folder.
     """
-    options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
-    options |= {"path_column": path_column, "label_column": label_column}
-    options |= {"images": None if images is None else below(root, images)}
-    listed = below(root, path)
+    options: dict[str, Any] = {"size": size, "fit": fit, "path_column": path_column, "label_column": label_column}
+    options["images"] = _resolve_optional(root, images)
+    listed = _resolve_path(root, path)
     require(validation is None or split_column is None, "data.validation", "unset with split_column", validation)
     _check_split(split, held_out, validation=validation, split_column=split_column)
-    if validation is None and split_column is None:
-        source = frequent_classes(ListSource(listed, **options), at_least)
-        return with_pairs(split_source(source, split, held_out, seed), _optional(root, pairs))
-    in_train = None if split_column is None else (split_column, ("train", "training"))
-    train = frequent_classes(ListSource(listed, where=in_train, **options), at_least)
-    tested = listed if validation is None else below(root, validation)
-    in_validation = None if split_column is None else (split_column, VALIDATION_FOLDERS)
-    options["grey"] = first_sample(train).shape[0] == 1
-    data = join_sources(train, ListSource(tested, where=in_validation, **options))
-    return with_pairs(data, _optional(root, pairs))
+    in_train, read_validation = None, None
+    if split_column is not None:
+        in_train = (split_column, ("train", "training"))
+        read_validation = partial(ListSource, listed, where=(split_column, VALIDATION_FOLDERS), **options)
+    elif validation is not None:
+        read_validation = partial(ListSource, _resolve_path(root, validation), **options)
+    train = ListSource(listed, where=in_train, grey=grey, **options)
+    return _divide(train, at_least, read_validation, split, held_out, seed, _resolve_optional(root, pairs))
 
 
 def _shards(
@@ -318,15 +313,11 @@ def _shards(
     class, or a fifth of the classes) and `seed` as for image_folder; `size`, `fit`, `grey`, `at_least` and `pairs` are
     also as there. `hypersphere pack` writes shards.
     """
-    options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
     _check_split(split, held_out, validation=validation)
-    train = frequent_classes(ShardSource(below(root, path), **options), at_least)
-    if validation is None:
-        data = split_source(train, split, held_out, seed)
-    else:
-        options["grey"] = first_sample(train).shape[0] == 1
-        data = join_sources(train, ShardSource(below(root, validation), **options))
-    return with_pairs(data, _optional(root, pairs))
+    train = ShardSource(_resolve_path(root, path), size=size, grey=grey, fit=fit)
+    tested = _resolve_optional(root, validation)
+    read_validation = None if tested is None else partial(ShardSource, tested, size=size, fit=fit)
+    return _divide(train, at_least, read_validation, split, held_out, seed, _resolve_optional(root, pairs))
 
 
 def _recordio(
@@ -348,7 +339,7 @@ def _recordio(
     data are split off by `split`, `held_out` (by default a fifth of the classes, or one image per class) and `seed`
     as for image_folder. `size`, `fit`, `grey` and `at_least` are also as there.
     """
-    place = below(root, path)
+    place = _resolve_path(root, path)
     options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
     _check_split(split, held_out, validation=validation)
     train = frequent_classes(RecordSource(place, **options), at_least)
@@ -383,21 +374,36 @@ def _hf_dataset(
     """
     datasets = require_package("datasets", "datasets", "data")
     _check_split(split, held_out, validation=validation)
-    place = below(root, path)
+    place = _resolve_path(root, path)
     loaded = datasets.load_from_disk(str(place)) if place.is_dir() else datasets.load_dataset(path, name)
-    options: dict[str, Any] = {"image": image, "label": label, "size": size, "grey": grey, "fit": fit}
     has_splits = isinstance(loaded, Mapping)
     require(has_splits, "data.path", "a data set with splits (DatasetDict)", type(loaded).__name__)
 
-    def read(setting: str, part: str) -> Source:
+    def read(setting: str, part: str, grey: bool | None) -> Source:
         require(part in loaded, setting, f"one of the splits {', '.join(loaded)}", part)
-        return HuggingFaceSource(loaded[part], **options)
+        return HuggingFaceSource(loaded[part], image=image, label=label, size=size, grey=grey, fit=fit)
 
-    source = frequent_classes(read("data.train", train), at_least)
-    if validation is None:
-        return split_source(source, split, held_out, seed)
-    options["grey"] = first_sample(source).shape[0] == 1
-    return join_sources(source, read("data.validation", validation))
+    read_validation = None if validation is None else partial(read, "data.validation", validation)
+    return _divide(read("data.train", train, grey), at_least, read_validation, split, held_out, seed)
+
+
+def _divide(
+    train: Source,
+    at_least: int,
+    read_validation: Callable[..., Source] | None,
+    split: str,
+    held_out: int | float | None,
+    seed: int,
+    pairs: Path | None = None,
+) -> DataSplit:
+    """Return training data with those that `read_validation(grey=…)` returns, or with a part of the training data."""
+    train = frequent_classes(train, at_least)
+    if read_validation is None:
+        data = split_source(train, split, held_out, seed)
+    else:
+        # Both parts have the same number of channels, that of the training images.
+        data = join_sources(train, read_validation(grey=first_sample(train).shape[0] == 1))
+    return with_pairs(data, pairs)
 
 
 def _check_split(split: str, held_out: int | float | None, **given: str | None) -> None:
@@ -422,14 +428,14 @@ def _folder_source(
     return ImageFolderSource(place, size=size, grey=grey, fit=fit, classes=classes)
 
 
-def below(root: Path | None, path: str | Path) -> Path:
+def _resolve_path(root: Path | None, path: str | Path) -> Path:
     """Return a path, resolved against `root` if it is relative and `root` is given."""
     place = Path(path).expanduser()
     return place if root is None else Path(root).expanduser() / place
 
 
-def _optional(root: Path | None, path: str | None) -> Path | None:
-    return None if path is None else below(root, path)
+def _resolve_optional(root: Path | None, path: str | None) -> Path | None:
+    return None if path is None else _resolve_path(root, path)
 
 
 def _graph(loader: Callable[..., Graph]) -> Callable[..., DataSplit]:
