@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from hypersphere.training import Config, Run, Trainer, build, build_experiment
@@ -71,6 +72,21 @@ def test_two_processes_take_the_steps_of_one(tmp_path, case):
     assert len(one) == 6
     assert two == pytest.approx(one, rel=2e-4)
     assert len(set(one)) == 6  # training moves
+
+
+def train_frozen(rank, settings):
+    experiment = build_experiment(Config.of(settings))
+    norms = [module for module in experiment.network.modules() if hasattr(module, "running_mean")]
+    before = [norm.running_mean.clone() for norm in norms]
+    Trainer(experiment).train()
+    assert [norm.training for norm in norms] == [False, True]
+    assert [torch.equal(norm.running_mean, old) for norm, old in zip(norms, before, strict=True)] == [True, False]
+
+
+@pytest.mark.parametrize("change", [{}, {"sync_batch_norm": True}, {"parallel": "fsdp"}], ids=str)
+def test_frozen_batch_norm_keeps_its_statistics_in_two_processes(tmp_path, change):
+    model = {"name": "mlp", "widths": [32, 16], "norm": "batch"}
+    run_processes(train_frozen, 2, tmp_path, {**BASE, "model": model, "freeze": ["body.layers.1.*"], **change})
 
 
 def test_two_processes_validate_batches_that_are_too_small_for_both(tmp_path):

@@ -223,6 +223,7 @@ class Experiment:
         config = self.config
         if config.sync_batch_norm:
             models.sync_batch_norm_(self.network)
+            self._frozen = _freeze_(self.network, self._local_head, config.freeze)  # layers were replaced
         if config.parallel == "fsdp":
             for name, used in (("regularizers", config.regularizers), ("rotation", config.rotation.name != "none")):
                 require(not used, "parallel", f"ddp with {name}, which need complete weights in one process", "fsdp")

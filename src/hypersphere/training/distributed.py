@@ -51,7 +51,7 @@ class Parallel(nn.Module):
             attack=objective.attack,
             attack_weight=objective.attack_weight,
         )
-        self.local.train(objective.training)
+        self.local.training = objective.training  # `train` would also change the mode of frozen layers
 
     def features(self, inputs: Tensor) -> Tensor:
         """Map inputs to features in this process, without communication between heads."""
