@@ -66,6 +66,16 @@ def test_hugging_face_source_reads_text_labels_and_paths(library, tmp_path):
         HuggingFaceSource(FakeDataset(given), image="picture")
 
 
+def test_hugging_face_source_names_missing_images(library):
+    given = columns()
+    given["image"][2] = None  # as a null value of the column is returned
+    source = HuggingFaceSource(FakeDataset(given))
+    with pytest.raises(BrokenSample, match=r"^2 is not a readable image"):
+        source[2]
+    assert np.array_equal(source[3].permute(1, 2, 0).numpy(), pixels(3))
+    assert source.fingerprint() != HuggingFaceSource(FakeDataset(columns())).fingerprint()
+
+
 def test_hf_dataset_entry_loads_by_name_or_from_a_folder(library, tmp_path):
     asked = []
     splits = {"train": FakeDataset(columns(8), ["cat", "dog"]), "test": FakeDataset(columns(4), ["cat", "dog"])}

@@ -105,7 +105,10 @@ def test_record_source_names_damaged_records(tmp_path):
     ("record", "message"),
     [
         (struct.pack("<IfQQ", 2**31, 0, 0, 0), "at most 64 labels"),
-        (struct.pack("<IfQQ", 0, float("nan"), 0, 0), "label must be an integer|cannot convert"),
+        (struct.pack("<IfQQ", 0, float("nan"), 0, 0), "label must be an integer, not nan"),
+        (struct.pack("<IfQQ", 0, float("inf"), 0, 0), "label must be an integer, not inf"),
+        (struct.pack("<IfQQf", 1, 0, 0, 0, float("-inf")), "label must be an integer, not -inf"),
+        (struct.pack("<IfQQ", 0, 2.0**31, 0, 0), "label must be an integer, not 2147483648"),
         (struct.pack("<IfQQ", 0, 0.5, 0, 0), "label must be an integer, not 0.5"),
         (b"short", "buffer"),
     ],
