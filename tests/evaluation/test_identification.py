@@ -172,6 +172,14 @@ def test_identify_needs_the_memory_of_one_block(neighbours):
     assert 0 < peak < 4 * (500 * 1024 + 6 * 1024 * 32) + 40_000 * 8 * 6  # scores and rows of one block, labels
 
 
+def test_identify_accepts_blocks_larger_than_the_gallery():
+    x, y = people()
+    for distractors in (None, np.concatenate([x, x + 1])):  # also more distractors than entries of the gallery
+        expected = identify(x, y, distractors=distractors, block=7)
+        result = identify(x, y, distractors=distractors, block=2**50)  # a buffer of this size could not be allocated
+        assert torch.equal(result.ranks, expected.ranks)
+
+
 def test_mates_list_all_pairs_with_equal_labels():
     rng = np.random.default_rng(0)
     probes, gallery = torch.tensor(rng.integers(0, 9, 30)), torch.tensor(rng.integers(4, 14, 50))

@@ -195,6 +195,19 @@ def test_binary_candidates_have_the_fewest_different_signs(dim, has_count, monke
     assert search_module._hamming(rows, torch.tensor(x), 30).tolist() == expected.tolist()
 
 
+def test_binary_candidates_of_very_wide_rows_have_the_fewest_different_signs():
+    """From 65,536 dimensions on, the product of a distance and the number of rows of a block exceeds int32."""
+    dim = 2**31 // BLOCK_ROWS
+    x = torch.ones(1, dim, dtype=torch.float64)
+    embeddings = torch.ones(4, dim)
+    for row, different in enumerate((dim, dim - 1, 7, dim // 2)):
+        embeddings[row, :different] = -1
+    rows = Rows(dim, "binary")
+    rows.append(embeddings)
+    assert search_module._hamming(rows, x, 4).tolist() == [[2, 3, 1, 0]]
+    assert search_module._hamming(rows, x, 1).tolist() == [[2]]
+
+
 def test_binary_scores_are_cosines_with_the_signs():
     embeddings, x = random_matrix(40, 70), random_matrix(3, 70, seed=1)
     matches = gallery_of(embeddings, "binary").search(x, 40)
