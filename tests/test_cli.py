@@ -17,7 +17,7 @@ from hypersphere.cli.recipe_results import write_report
 from hypersphere.data import DamagedData, ForbiddenGlobal, MissingData
 from hypersphere.recipes import Metric, Outcome, Recipe, Row, execute, read_records
 from hypersphere.training.config import merge
-from processes import Command
+from processes import Command, command_group
 
 COMMAND = [sys.executable, "-m", "hypersphere"]
 ENVIRONMENT = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
@@ -146,6 +146,22 @@ def test_reproduce_reports_diverged_rows_below_the_table(tmp_path, run_main):
     code, words, _ = run_main("reproduce", "--out", tmp_path, "--row", "Softmax", *SMALL, "--set", "optimizer.lr=1e30")
     assert code == 0
     assert "Diverged: Softmax (1 of 1)." in words
+
+
+def test_reproduce_prints_in_the_first_process_only(tmp_path):
+    """The diverged row gives a message, a line of progress and a table."""
+    words = ["reproduce", "--out", tmp_path / "out", "--row", "Softmax", *SMALL, "--set", "optimizer.lr=1e30"]
+    group = command_group(words, 2, tmp_path / "output")
+    try:
+        (code, out, errors), others = (process.wait() for process in group)
+    finally:
+        for process in group:
+            process.kill()
+    assert code == 0, errors
+    assert others == (0, "", "")
+    assert "Diverged: Softmax (1 of 1)." in out
+    assert "hypersphere: Softmax, seed 0: training diverged" in errors
+    assert "[1/1] Softmax, seed 0" in errors
 
 
 def test_reproduce_dry_run_prints_the_settings_and_runs_nothing(tmp_path, run_main, monkeypatch):
