@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hypersphere.layers import DecoupledLinear, plain_weight
+from hypersphere.layers import DecoupledLinear, equivalent_weight
 from hypersphere.models import export as exporting
 from hypersphere.training import Run
 
@@ -66,8 +66,8 @@ def test_fold_keeps_operators_that_depend_on_patch_norms(fails, succeeds, tanh, 
 
 
 @pytest.mark.parametrize("angular", ["linear", "sigmoid"])
-def test_plain_weight_is_none_for_other_angular_activations(angular):
-    assert plain_weight(DecoupledLinear(4, 3, magnitude="linear", angular=angular)) is None
+def test_equivalent_weight_is_none_for_other_angular_activations(angular):
+    assert equivalent_weight(DecoupledLinear(4, 3, magnitude="linear", angular=angular)) is None
 
 
 def test_fold_rejects_plain_runs_and_occupied_folders(plain, rotated, fails, tmp_path):
