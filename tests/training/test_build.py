@@ -9,8 +9,13 @@ from torch import nn
 from hypersphere import data, heads, layers_of, models
 from hypersphere.data import DataSplit, Graph, LabelledImages, PointClouds, TensorSource
 from hypersphere.energy import Orthonormal
+from hypersphere.functions.magnitude import MAGNITUDES
+from hypersphere.layers import SphereNorm
+from hypersphere.layers.decoupled import DecoupledLayer
 from hypersphere.models import INITIALIZATIONS
 from hypersphere.optim import OPTIMIZERS, SCHEDULES
+from hypersphere.rotation import rotation_parameters
+from hypersphere.rotation.rotate import METHODS
 from hypersphere.rotation.training import ROTATIONS
 from hypersphere.training import Config, Trainer, minimize
 from hypersphere.training.build import ADVERSARIES, REGULARIZERS, build
@@ -102,7 +107,10 @@ QUICK = [name for name in NETWORKS if not name.startswith(("iresnet", "mobilefac
 @pytest.mark.parametrize("name", QUICK)
 def test_experiment_trains_every_network(name):
     model, given = narrow(name)
-    trained({"model": model}, given)
+    experiment = trained({"model": model}, given)
+    features, labels = experiment.embed()
+    assert features.shape == (len(given.validation), experiment.network.feature_dim)
+    assert torch.equal(labels, given.validation.labels)
 
 
 @pytest.mark.parametrize("model", [SMALL, HIDDEN], ids=["convolutions", "linear"])
@@ -110,13 +118,29 @@ def test_experiment_trains_every_network(name):
 def test_experiment_trains_every_operator(name, model):
     if name == "sphere_norm" and model is HIDDEN:
         pytest.skip("a norm of convolutions")
-    trained({"operator": name, "model": model})
+    network = trained({"operator": name, "model": model}).network
+    decoupled = [layer for layer in network.modules() if isinstance(layer, DecoupledLayer)]
+    norms = [layer for layer in network.modules() if isinstance(layer, SphereNorm)]
+    count = 4 if model is SMALL else 2
+    assert len(norms) == (count if name == "sphere_norm" else 0)
+    magnitude = MAGNITUDES.get("sphere" if name == "sphere_norm" else name)
+    assert [type(layer.magnitude) for layer in decoupled] == [magnitude] * (count if magnitude else 0)
+
+
+def assert_loss_of(experiment, head):
+    """Compare the loss of the trained head with that of another one with the same weights."""
+    features, labels = experiment.embed()
+    ours = experiment.head.eval()
+    head.load_state_dict((ours.head if isinstance(ours, heads.ShardedHead) else ours).state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(ours(features, labels), head.eval()(features, labels))
 
 
 @pytest.mark.parametrize("name", [*heads.PRESETS, *heads.BASELINES])
 def test_experiment_trains_every_head(name):
     three = pictures(classes=("a", "b", "c"))  # adacos needs three classes
-    trained({"head": {"name": name}}, three if name == "adacos" else None)
+    experiment = trained({"head": {"name": name}}, three if name == "adacos" else None)
+    assert_loss_of(experiment, MENUS["head"][name](4, len(experiment.data.classes)))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +164,10 @@ def test_experiment_trains_every_head(name):
     ids=str,
 )
 def test_experiment_trains_heads_with_options(options):
-    trained({"head": options}, pictures(classes=("a", "b", "c")))
+    experiment = trained({"head": options}, pictures(classes=("a", "b", "c")))
+    given = {key: value for key, value in options.items() if key not in ("name", "sharded", "sample")}
+    given = {key: torch.tensor(value) if isinstance(value, list) else value for key, value in given.items()}
+    assert_loss_of(experiment, MENUS["head"][options["name"]](4, 3, **given))
 
 
 def test_experiment_evaluates_and_exports_heads_with_centers():
@@ -156,37 +183,68 @@ def test_experiment_evaluates_and_exports_heads_with_centers():
 def test_experiment_trains_with_every_regularizer(name):
     options = {"projection": {"name": "random", "dim": 3}} if name == "comhe" else {}
     if name == "t_net":
-        trained({"regularizers": "t_net", "model": "pointnet_transforms"}, clouds())
+        experiment = trained({"regularizers": "t_net", "model": "pointnet_transforms"}, clouds())
     else:
-        trained({"regularizers": [{"name": name, **options}]})
+        experiment = trained({"regularizers": [{"name": name, **options}]})
+    objective, (x, y) = experiment.objective, experiment.prepare(*next(iter(experiment.loader)))
+    types = [REGULARIZERS[name]] if name not in ("none", "t_net") else []
+    assert [type(regularizer) for regularizer in objective.regularizers] == types
+    with torch.no_grad():
+        added = float(objective(x, y)) - float(objective(x, y, regularize=False))
+    assert added == 0 if name == "none" else added > 0
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_experiment_trains_every_rotation(name):
     options = {"every": 2} if name in ("stochastic", "equivalence") else {}
-    trained({"rotation": {"name": name, **options}, "model": HIDDEN}, steps=3)
+    settings = {"rotation": {"name": name, **options}, "model": HIDDEN}
+    experiment = trained(settings, steps=3)
+    assert bool(rotation_parameters(experiment.objective)) == (name != "none")
+    if name in ("descent", "stochastic", "equivalence") or (name in METHODS and METHODS[name].always_orthogonal):
+        initial = build(Config.of(settings), split=pictures())
+        for new, old in zip(layers_of(experiment.network.body), layers_of(initial.network.body), strict=True):
+            assert not torch.equal(new.rows(), old.rows())
+            torch.testing.assert_close(torch.linalg.svdvals(new.rows()), torch.linalg.svdvals(old.rows()))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_experiment_trains_with_every_optimizer(name):
-    options = {"lr": 1e-3, "weight_decay": 1e-3, "decay_everything": True}
-    trained({"optimizer": {"name": name, **options}, "clip": 1.0})
+    options = {"lr": 1e-3, "weight_decay": 2e-3, "decay_everything": True}
+    experiment = trained({"optimizer": {"name": name, **options}, "clip": 1.0, "schedule": "constant"})
+    (optimizer,) = experiment.optimizer.optimizers
+    assert type(optimizer) is getattr(OPTIMIZERS[name], "func", OPTIMIZERS[name])
+    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(1e-3, 2e-3)]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_experiment_trains_with_every_schedule(name):
-    trained({"schedule": name})
+    experiment = trained({"schedule": name, "optimizer": {"name": "sgd", "lr": 0.2}})
+    assert type(experiment.scheduler.schedule) is SCHEDULES[name]
+    # The learning rate after the last step. The schedule "steps" has multiplied it by 0.1 twice.
+    last = {"constant": 0.2, "cosine": 0.0, "one_cycle": 0.0, "steps": 0.002, "plateau": 0.2}[name]
+    assert [group["lr"] for group in experiment.optimizer.param_groups] == pytest.approx([last, last])
 
 
 @pytest.mark.parametrize("name", INITIALIZATIONS)
 def test_experiment_uses_every_initialization(name):
-    options = {} if name == "default" else {"mean": 0.1}
-    trained({"init": {"name": name, **options}, "optimizer": {"name": "sgd", "lr": 1e-3}})
+    mean, options = (0.0, {}) if name == "default" else (0.1, {"mean": 0.1})
+    settings = {"init": {"name": name, **options}, "optimizer": {"name": "sgd", "lr": 1e-3}}
+    trained(settings)
+    experiment = build(Config.of({**settings, "model": {"name": "mlp", "widths": [128]}}), split=pictures(16))
+    inputs, outputs = 256, 128
+    deviations = {"default": (3 * inputs) ** -0.5, "normal": 1, "xavier": (2 / (inputs + outputs)) ** 0.5}
+    (layer,) = layers_of(experiment.network.body)
+    assert layer.rows().mean().item() == pytest.approx(mean, abs=0.02)
+    assert layer.rows().std().item() == pytest.approx({**deviations, "he": (2 / inputs) ** 0.5}[name], rel=0.03)
 
 
 @pytest.mark.parametrize("name", ADVERSARIES)
 def test_experiment_trains_with_every_attack(name):
-    trained({"adversarial": name})
+    objective = trained({"adversarial": name}).objective
+    assert type(objective.attack) is (type(None) if name == "none" else ADVERSARIES[name])
+    x, y = images().images.float() / 255, images().labels
+    clean, attacked = objective.eval()(x, y).item(), objective.train()(x, y).item()
+    assert attacked == clean if name == "none" else attacked > clean
 
 
 @pytest.mark.parametrize(
@@ -228,7 +286,8 @@ def test_experiment_trains_with_every_attack(name):
     ids=lambda settings: " ".join(settings),
 )
 def test_experiment_combines_components(settings):
-    trained(settings)
+    state, again = (trained(settings).objective.state_dict() for _ in range(2))
+    torch.testing.assert_close(state, again, rtol=0, atol=0)
 
 
 # --- foreign code
