@@ -124,6 +124,8 @@ def test_embed_reads_only_the_given_folder(plain, draw_images, succeeds, tmp_pat
     (tmp_path / "broken" / "0.png").write_text("no image")
     (tmp_path / "locked").mkdir(mode=0)
     succeeds("embed", plain.folder, images, "--out", tmp_path / "out" / "e.npy")
+    assert np.load(tmp_path / "out" / "e.npy").shape == (1, 6)
+    assert json.loads((tmp_path / "out" / "e.json").read_text())["names"] == ["0.png"]
 
 
 def test_embed_resizes_images_as_in_training(photos, succeeds, tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import math
+from functools import reduce
+from operator import getitem
 
 import pytest
 import torch
@@ -106,7 +108,9 @@ def test_trials_are_settings_of_their_rows(recipe):
     for scale in SCALES:
         for row in recipe.rows:
             for trial in recipe.trials(row, scale):
-                recipe.settings(row, scale, trial)
+                settings = recipe.settings(row, scale, trial)
+                for path, value in trial.items():
+                    assert reduce(getitem, path.split("."), settings) == value, (row.name, path)
 
 
 # Networks and schedules of the sources -------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ import torch
 
 from hypersphere import data
 from hypersphere.data.splits import split_by_class
-from hypersphere.training import Config, build_experiment, check, check_experiment
+from hypersphere.training import Config, Trainer, build_experiment, check, check_experiment
 
 SMALL = {"data": {"name": "digits", "limit": 20}, "model": {"name": "mlp", "widths": [8]}}
 
@@ -107,10 +107,13 @@ class Spread:
 
 
 def test_check_experiment_accepts_the_metrics_that_are_measured():
-    for best in ("loss", "accuracy", "top5"):
-        check_experiment(build_experiment(Config.of({**SMALL, "validation": {"best": best}})))
-    validation = {"protocols": [f"{__name__}:Spread"], "best": "Spread.mean"}
-    check_experiment(build_experiment(Config.of({**SMALL, "validation": validation})))
+    spread = {"protocols": [f"{__name__}:Spread"], "best": "Spread.mean"}
+    for validation in ({"best": "loss"}, {"best": "accuracy"}, {"best": "top5"}, spread):
+        experiment = build_experiment(Config.of({**SMALL, "validation": validation, "epochs": 1}))
+        check_experiment(experiment, say=pytest.fail)
+        trainer = Trainer(experiment)
+        trainer.train()
+        assert trainer.best["value"] == trainer.metrics[validation["best"]]
 
 
 @pytest.mark.parametrize("held_out", [1, 2])

@@ -236,7 +236,10 @@ def test_check_components_names_the_setting_without_building(settings, text):
     assert message(check_components, Config.of(settings)).startswith(text)
 
 
-def test_check_components_accepts_defaults_and_imports_nothing():
-    check_components(Config())
+def test_check_components_accepts_defaults_and_imports_nothing(module):
+    check_components(Config())  # imports the menus
+    before = set(sys.modules)
+    check_components(Config.of({"model": "my_module:anything", "head": "my_module:fails"}))
     check_components(Config.of({"model": "no_such_module:Net", "head": "no_such_module:Head"}))
     check_components(Config.of({"model": {"name": "timm:no_such_model", "any": 1}}))
+    assert set(sys.modules) == before
