@@ -83,10 +83,10 @@ def test_safe_scale_changes_only_entries_whose_squares_would_leave_the_range():
         assert 0.1 < float(square) <= 1
 
 
-def test_squares_are_safe_rejects_extreme_zero_and_nan_norms():
-    assert _numerics.squares_are_safe(torch.tensor([1e-3, 1.0, 1e6]))
+def test_norms_in_bounds_rejects_extreme_zero_and_nan_norms():
+    assert _numerics.norms_in_bounds(torch.tensor([1e-3, 1.0, 1e6]))
     for norm in (0.0, 1e-25, 1e25, math.nan, math.inf):
-        assert not _numerics.squares_are_safe(torch.tensor([1.0, norm]))
+        assert not _numerics.norms_in_bounds(torch.tensor([1.0, norm]))
 
 
 def test_squared_distance_floor_is_raised_in_float32_from_the_fourth_power():

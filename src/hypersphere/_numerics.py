@@ -40,17 +40,16 @@ __all__ = [
     "in_backward",
     "machine_epsilon",
     "narrow",
+    "norms_in_bounds",
     "parallel_tolerance",
     "rank_tolerance",
     "reading_is_free",
     "require_finite_rows",
     "rotation_tolerance",
+    "safe_norm_bounds",
     "safe_scale",
-    "safe_square_range",
     "squared_distance_floor",
     "squared_norm_is_zero",
-    "squares_are_safe",
-    "squares_in_range",
     "tie_tolerance",
     "to_float64",
     "unit_scale",
@@ -289,26 +288,21 @@ def rotation_tolerance(dtype: torch.dtype) -> float:
 # Scaling against overflow --------------------------------------------------------------------------------------------
 
 
-def safe_square_range(dtype: torch.dtype) -> tuple[float, float]:
+def safe_norm_bounds(dtype: torch.dtype) -> tuple[float, float]:
     """Return bounds between which norms can be squared without overflow or underflow in `dtype`."""
     info = torch.finfo(dtype)
     # A factor of eps on both sides leaves room for sums of squares and for products of two norms.
     return info.tiny**0.5 / info.eps, info.max**0.5 * info.eps
 
 
-def squares_in_range(norms: Tensor) -> Tensor:
-    """Return a boolean scalar tensor: True if all norms are inside `safe_square_range`.
+def norms_in_bounds(norms: Tensor) -> bool:
+    """Return True if all norms are inside `safe_norm_bounds`, which waits for the device.
 
-    It is False if a norm is zero or not finite. The result stays on the device, so there is no synchronisation.
+    It is False if a norm is zero or not finite.
     """
-    least, most = safe_square_range(norms.dtype)
+    least, most = safe_norm_bounds(norms.dtype)
     low, high = torch.aminmax(norms.detach())
-    return (low > least) & (high < most)
-
-
-def squares_are_safe(norms: Tensor) -> bool:
-    """Return `squares_in_range` as a Python boolean, which synchronises with the device."""
-    return bool(squares_in_range(norms))
+    return bool((low > least) & (high < most))
 
 
 def unit_scale(peak: Tensor) -> Tensor:

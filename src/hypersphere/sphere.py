@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hypersphere._deprecation import deprecated_names
-from hypersphere._numerics import autocast_disabled, narrow, squares_are_safe, values_readable, widen, zero_floor
+from hypersphere._numerics import autocast_disabled, narrow, norms_in_bounds, values_readable, widen, zero_floor
 
 __all__ = ["angle", "cosine", "cosines", "norm", "normalize", "polar"]
 
@@ -68,7 +68,7 @@ def row_polar(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() and values_readable(x):
         wide = widen(x)
         norms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        if squares_are_safe(norms.detach()):
+        if norms_in_bounds(norms.detach()):
             return norms, wide / norms
     return polar(x)
 

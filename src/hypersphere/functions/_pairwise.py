@@ -350,7 +350,7 @@ def _dense_sum(pair_sum: PairSum, cosines: _Cosines, extremes: list[float], with
     """
     w, potential = pair_sum.w, pair_sum.potential
     least_norm, largest_norm, bottom, top = extremes
-    low, high = _numerics.safe_square_range(w.dtype)
+    low, high = _numerics.safe_norm_bounds(w.dtype)
     # NaN fails these comparisons, so rows that are not finite count as not ordinary.
     has_ordinary_norms = least_norm > low and largest_norm < high
     if not has_ordinary_norms or _has_close_pair(top, bottom, potential, w.dtype):

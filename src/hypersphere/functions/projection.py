@@ -307,7 +307,7 @@ class AnglePreserving(Learned):
 def _lengths_and_rows(w: Tensor) -> tuple[Tensor, Tensor]:
     """Return norms and rows; if squares could overflow or underflow, norms of 1 and the directions of the rows."""
     length = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-    if _numerics.values_readable(w) and _numerics.squares_are_safe(length.detach()):
+    if _numerics.values_readable(w) and _numerics.norms_in_bounds(length.detach()):
         return length, w
     return torch.ones_like(length), sphere.polar(w)[1]
 

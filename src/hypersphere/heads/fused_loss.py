@@ -485,7 +485,7 @@ def _in_range(x: Tensor, norms: Tensor | None, w_target: Tensor | None, half_squ
         peaks = torch.cat([peaks, w_target.abs().amax(1)])
     peaks = torch.threshold_(peaks, 0.0, 1.0)  # a zero vector is in range
     lengths = peaks if norms is None else torch.cat([peaks, norms])
-    in_range = (lengths.clamp(*_numerics.safe_square_range(x.dtype)) == lengths).all()  # False for NaN
+    in_range = (lengths.clamp(*_numerics.safe_norm_bounds(x.dtype)) == lengths).all()  # False for NaN
     if half_squares:
         closest = half_squares[0] if len(half_squares) == 1 else torch.stack(half_squares).amin()
         in_range = in_range & (closest > _numerics.close_pair_threshold(x.dtype, 2.0) / 2)
