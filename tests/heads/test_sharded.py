@@ -1,5 +1,6 @@
 """ShardedHead in one process and in groups of processes, whose checks are in `sharded/`."""
 
+import contextlib
 import copy
 import os
 import subprocess
@@ -19,56 +20,89 @@ from hypersphere.functions.kernel import PairPotential, Riesz
 from hypersphere.heads import PRESETS, AngularHead, Annealing, Ramp, arcface
 from hypersphere.heads.sharded import ShardedHead, differences, fingerprint
 
+from .sharded import worker
+
 WORKER = ["-m", "heads.sharded.worker"]
 ANNEALING = Annealing(10, 1, 1, 0)
 TESTS = str(Path(__file__).parents[1])
 SEARCHED = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), TESTS]))
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SEARCHED}
-CHECKS = (
-    "equality",
-    "fixed",
-    "float32",
-    "half",
-    "rows",
-    "empty",
-    "sizes",
-    "checkpoint",
-    "sampled_loss",
-    "sampled_updates",
-    "sampled_classes",
-    "sampling_state",
-    "sampling_evaluation",
-    "sampling_alone",
-    "noise",
-    "class_changes",
-    "settings",
-    "errors",
-)
+# The other checks need a launcher, end a process, or write a checkpoint for other tests.
+CHECKS = [name for name in worker.CHECKS if name not in ("ddp", "silence", "checkpoint")]
 
 
-def run(folder, size, *checks):
-    """Start `size` processes, and return the exit code and the standard error of each."""
+def start(folder, size, *checks):
+    """Start the processes of a group. They write errors and the names of passed checks to one stream."""
     commands = [[sys.executable, *WORKER, str(folder), str(rank), str(size), *checks] for rank in range(size)]
-    workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) for command in commands]
-    try:
-        errors = [worker.communicate(timeout=150)[1] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    return [(worker.returncode, error) for worker, error in zip(workers, errors, strict=True)]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return [subprocess.Popen(command, text=True, env=ENVIRONMENT, **streams) for command in commands]
 
 
-def test_sharded_head_in_four_processes_equals_one_process(tmp_path):
-    """Run all checks in one start of four processes, with groups of four, three and two of them."""
-    for code, error in run(tmp_path, 4, *CHECKS):
-        assert code == 0, error
-    assert all((tmp_path / f"{check}-{rank}").exists() for check in CHECKS for rank in range(4))
-    check_state_loads_in_one_process(tmp_path)
-    check_initial_rows_equal_those_of_one_process(tmp_path)
+class Group:
+    """Four processes that run one check after the other. If one fails, they end, and the next check starts others."""
+
+    def __init__(self, folder):
+        self.folder, self.workers = folder, []
+
+    def run(self, check):
+        """Run a check in all processes, and fail with the output of those in which it fails."""
+        if not self.workers:
+            (self.folder / "store").unlink(missing_ok=True)
+            self.workers = start(self.folder, 4)
+        for process in self.workers:
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and its output says why
+                process.stdin.write(f"{check}\n")
+                process.stdin.flush()
+        failures = [output for process in self.workers if (output := self._failure(process, check))]
+        if failures:
+            self.end()
+            pytest.fail("\n".join(failures), pytrace=False)
+
+    @staticmethod
+    def _failure(process, check):
+        """Return None when a process has passed a check, and its output if it has ended."""
+        output = []
+        for line in process.stdout:
+            if line == f"{check}\n":
+                return None
+            output.append(line)
+        return "".join(output) or f"a process ended in the check {check}"
+
+    def end(self):
+        """End the processes, and return their exit codes."""
+        workers, self.workers = self.workers, []
+        for process in workers:
+            process.stdin.close()
+        try:
+            return [process.wait(timeout=150) for process in workers]
+        finally:
+            for process in workers:
+                process.kill()
 
 
-def check_state_loads_in_one_process(folder):
-    state = torch.load(folder / "head.pt")
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    """Start the processes with the first check, and keep them for the others."""
+    group = Group(tmp_path_factory.mktemp("group"))
+    yield group
+    assert not any(group.end())
+
+
+@pytest.fixture(scope="module")
+def checkpoint_folder(group):
+    """Write a checkpoint and initial class vectors of four processes."""
+    group.run("checkpoint")
+    return group.folder
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_sharded_head_in_several_processes(group, check):
+    """Run a check in groups of four, three and two processes."""
+    group.run(check)
+
+
+def test_sharded_head_checkpoint_loads_in_one_process(checkpoint_folder):
+    state = torch.load(checkpoint_folder / "head.pt")
     plain = AngularHead(6, 7, margin="multiplicative", annealing=ANNEALING, bias=True)
     plain.load_state_dict(state)
     alone = ShardedHead(AngularHead(6, 7, margin="multiplicative", annealing=ANNEALING, bias=True))
@@ -79,14 +113,14 @@ def check_state_loads_in_one_process(folder):
     assert alone.full_state_dict().keys() == state.keys()
 
 
-def check_initial_rows_equal_those_of_one_process(folder):
+def test_sharded_head_initial_rows_equal_those_of_one_process(checkpoint_folder):
     torch.manual_seed(0)
     with torch.device("meta"):
         annealed = AngularHead(6, 7, margin="multiplicative", annealing=ANNEALING, bias=True)
         binary = PRESETS["sphereface2"](2, 2500)
     ShardedHead(annealed)
     alone = ShardedHead(binary).full_state_dict()
-    drawn = torch.load(folder / "drawn.pt")
+    drawn = torch.load(checkpoint_folder / "drawn.pt")
     assert all(torch.equal(alone[name], drawn[name]) for name in drawn)
     assert torch.equal(drawn["bias"], PRESETS["sphereface2"](2, 2500).bias)
     rows = drawn["weight"]
@@ -100,13 +134,13 @@ def test_sharded_head_trains_with_a_data_parallel_backbone(tmp_path):
         [*launcher, *WORKER, str(tmp_path), "ddp"], capture_output=True, text=True, env=ENVIRONMENT, timeout=150
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "ddp-1").exists()
+    assert done.stdout.count("ddp") == 2
 
 
 def test_sharded_head_raises_if_another_process_is_killed_or_silent(tmp_path):
-    (code, error), (killed, _) = run(tmp_path, 2, "silence")
-    assert code == 0, error
-    assert killed == -9
+    workers = start(tmp_path, 2, "silence")
+    outputs = [process.communicate(timeout=150)[0] for process in workers]
+    assert [process.returncode for process in workers] == [0, -9], outputs
     assert (tmp_path / "survived").exists()
 
 

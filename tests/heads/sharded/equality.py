@@ -36,7 +36,10 @@ def compare(make, group, dtype, tolerance):
             )
     close(head.scores(x[parts[rank]]), reference.scores(x)[parts[rank]].detach(), tolerance)
     for (name, buffer), (_, expected) in zip(head.head.named_buffers(), reference.named_buffers(), strict=True):
-        assert torch.equal(buffer, expected), name
+        # Sums over processes are rounded differently from sums over all classes.
+        torch.testing.assert_close(
+            buffer, expected, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def check_equality(folder, groups):
@@ -78,9 +81,8 @@ def check_fixed(folder, groups):
 
 def check_float32(folder, groups):
     for name in ("arcface", "softmax", "sphereface_plus", "sphereface2"):
-        tolerance = 1e-6
         make = partial(HEADS[name], s=8.0) if name == "arcface" else HEADS[name]
-        compare(make, groups[0], torch.float32, tolerance)
+        compare(make, groups[0], torch.float32, 1e-5)  # matrix products of other sizes are rounded differently
 
 
 def check_half(folder, groups):

@@ -1,6 +1,7 @@
 """One process of a group: runs checks by name, in step with the others.
 
-Started as ``python -m heads.sharded.worker FOLDER RANK SIZE CHECK...``, or by torchrun without rank and size.
+Started as ``python -m heads.sharded.worker FOLDER RANK SIZE CHECK...``, or by torchrun without rank and size. Without
+names it reads them from its input. It writes the name of each check that has passed to its output.
 """
 
 import os
@@ -35,11 +36,11 @@ def main(folder, *rest):
     members = [list(range(number)) for number in range(size, 1, -1)]
     everyone = [dist.new_group(ranks) for ranks in members]
     groups = [group for ranks, group in zip(members, everyone, strict=True) if rank in ranks]
-    for name in checks:
+    for name in checks or map(str.strip, sys.stdin):
         torch.manual_seed(0)
         CHECKS[name](Path(folder), groups)
-        (Path(folder) / f"{name}-{rank}").touch()
         dist.barrier()
+        print(name, flush=True)
     time.sleep(0.2)  # for the threads of gloo to release tensors, see `hypersphere.training.process_group`
     dist.destroy_process_group()
 
