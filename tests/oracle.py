@@ -118,8 +118,8 @@ def energy(w, s, distance="euclidean", half_space=False, weights=None, reduction
     return total / pairs if reduction == "mean" else total
 
 
-def head_logits(x, w, y, *, radius="feature", weight_norm=True, g=math.cos, psi=None, share=None, bias=None):
-    """Return the scores with the margin on the target, entry by entry; `share` is the λ of annealing."""
+def head_logits(x, w, y, *, radius="feature", weight_norm=True, g=math.cos, psi=None, annealing_weight=0.0, bias=None):
+    """Return the scores with the margin on the target, entry by entry; `annealing_weight` is λ."""
     f = np.empty((len(x), len(w)))
     for i in range(len(x)):
         for j in range(len(w)):
@@ -128,7 +128,7 @@ def head_logits(x, w, y, *, radius="feature", weight_norm=True, g=math.cos, psi=
             theta = angle(x[i], w[j])
             f[i, j] = h * g(theta)
             if j == y[i] and psi is not None:
-                f[i, j] = h * psi(theta) if share is None else (share * f[i, j] + h * psi(theta)) / (1 + share)
+                f[i, j] = (annealing_weight * f[i, j] + h * psi(theta)) / (1 + annealing_weight)
             f[i, j] += 0 if bias is None else bias[j]
     return f
 
@@ -156,7 +156,7 @@ def shifted(theta, shift):
 
 
 def objective(x, w, y, *, radius, psi, centers=1, hard=0, hard_margin=0.0, limit=None, hardness=None, ignored=-100):
-    """Return the mean cross entropy of a margin head with options for wrong classes.
+    """Return the mean cross entropy of a margin head with options for other classes.
 
     `psi` maps the target angle, the feature norm and the label to the target's response; `hardness` is the t of
     CurricularFace; classes with a cosine above `limit` are left out.

@@ -261,7 +261,7 @@ def test_label_angles_equal_brute_force():
     head = hs.heads.arcface(DIM, CLASSES, centers=3).double()
     x, y = problem(40, DIM, CLASSES)
     y[3] = -100
-    found = head.label_angles(x, y, max_angle=1.2)
+    result = head.label_angles(x, y, max_angle=1.2)
     w, counts = head.weight.detach().numpy().reshape(CLASSES, 3, DIM), np.zeros((CLASSES, 3), dtype=int)
     angles = np.array(
         [[oracle.angle(a.numpy(), v) for v in w[max(label, 0)]] for a, label in zip(x, y.tolist(), strict=True)]
@@ -269,13 +269,13 @@ def test_label_angles_equal_brute_force():
     for row, label in zip(angles, y.tolist(), strict=True):
         if label >= 0:
             counts[label, row.argmin()] += 1
-    assert found.counts.tolist() == counts.tolist()
-    assert found.dominant.tolist() == counts.argmax(1).tolist()
+    assert result.counts.tolist() == counts.tolist()
+    assert result.dominant.tolist() == counts.argmax(1).tolist()
     expected = [
         0.0 if label < 0 else row[counts[label].argmax()] for row, label in zip(angles, y.tolist(), strict=True)
     ]
-    np.testing.assert_allclose(found.angles.numpy(), expected, atol=1e-10)
-    assert found.exceeds.tolist() == [value > 1.2 for value in expected]
+    np.testing.assert_allclose(result.angles.numpy(), expected, atol=1e-10)
+    assert result.exceeds.tolist() == [value > 1.2 for value in expected]
     with pytest.raises(ValueError, match=r"max_angle must be an angle in \[0, pi\], not 75"):
         head.label_angles(x, y, max_angle=75)
 
@@ -291,9 +291,9 @@ def test_label_angles_separate_wrong_labels():
         optimizer.zero_grad()
         head(x, y).backward()
         optimizer.step()
-    found = head.label_angles(x, y)
-    assert found.exceeds[60:].all()
-    assert not found.exceeds[:60].any()
+    result = head.label_angles(x, y)
+    assert result.exceeds[60:].all()
+    assert not result.exceeds[:60].any()
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "row_adamw"])

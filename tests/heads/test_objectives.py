@@ -1,4 +1,4 @@
-"""Options for wrong classes, margins that differ by sample or class, and the scale of AdaCos, against the oracle."""
+"""Options for other classes, margins that differ by sample or class, and the scale of AdaCos, against the oracle."""
 
 import copy
 import math
@@ -417,7 +417,7 @@ def test_sphereface2_variants_equal_the_oracle(variant, m):
         ),
         (
             lambda: hs.heads.a_softmax(5, 4, gradient="normalized", hard_negatives=2),
-            "gradient must be 'true' or 'detached' with options for wrong classes, not 'normalized'",
+            "gradient must be 'true' or 'detached' with options for other classes, not 'normalized'",
         ),
     ],
 )

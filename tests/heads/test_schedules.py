@@ -41,7 +41,7 @@ def test_annealing_blends_scores_counts_calls_and_resumes():
     for step in range(4):
         weight = max(2, 10 / (1 + 0.5 * step))  # λ
         psi = lambda t: oracle.margin(t, math.cos, m1=4)  # noqa: E731
-        expected = oracle.head_logits(x.numpy(), w, y.tolist(), psi=psi, share=weight)
+        expected = oracle.head_logits(x.numpy(), w, y.tolist(), psi=psi, annealing_weight=weight)
         np.testing.assert_allclose(head.logits(x, y).detach().numpy(), expected, atol=1e-5)
         head(x, y)
     again = hs.heads.a_softmax(5, 4, annealing=schedule).double()

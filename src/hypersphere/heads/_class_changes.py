@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require
-from hypersphere.heads._class_storage import ClassRows, class_rows
+from hypersphere.heads._class_storage import RowAccess, rows_of_classes
 
 if TYPE_CHECKING:
     from hypersphere.heads.head import AngularHead
@@ -83,7 +83,7 @@ def merge(head: AngularHead, a: int, b: int, optimizer: Any) -> Tensor:
     fewest = _fewest_classes(head)
     require(head.num_classes > fewest, "b", f"a class of a head with more than {fewest} classes", b)
     rows = head.class_storage.rows_after_change(head.num_classes - 1)
-    of_a, of_b = (class_rows(torch.tensor([one]), head.num_centers) for one in (a, b))
+    of_a, of_b = (rows_of_classes(torch.tensor([one]), head.num_centers) for one in (a, b))
     (norms_a, hats_a), (norms_b, hats_b) = (
         sphere.polar(_numerics.widen(rows.fetch(head.weight.detach(), one))) for one in (of_a, of_b)
     )
@@ -152,7 +152,7 @@ def _owners(optimizer: Any, parameter: Tensor) -> list[Any]:
 def _replace_classes(
     head: AngularHead,
     source: Tensor,
-    rows: ClassRows,
+    rows: RowAccess,
     optimizer: Any,
     *,
     new_vectors: Tensor | None = None,
@@ -181,9 +181,9 @@ def _replace_classes(
         values = getattr(head, name)
         if values is not None:
             chosen = source.to(values.device)
-            rows_of_classes = values[chosen.clamp_min(0)]
-            rows_of_classes[chosen < 0] = new
-            setattr(head, name, rows_of_classes)
+            changed = values[chosen.clamp_min(0)]
+            changed[chosen < 0] = new
+            setattr(head, name, changed)
     head.num_classes = len(source)
     head.class_storage = rows.storage
 
@@ -191,7 +191,7 @@ def _replace_classes(
 def _replace_parameter(
     head: nn.Module,
     name: str,
-    rows: ClassRows,
+    rows: RowAccess,
     source: Tensor,
     per_class: int,
     optimizer: Any,
@@ -205,7 +205,7 @@ def _replace_parameter(
     owners = _owners(optimizer, old)
     # Which rows of this process are new, and how many new classes other processes hold before them.
     classes = rows.new_classes(source)
-    is_new = class_rows(source[classes], per_class) < 0
+    is_new = rows_of_classes(source[classes], per_class) < 0
     new_before = int((source[: classes.start] < 0).sum())
     values = _merged(rows, old.detach(), merged)
     if merged is not None and merged_values is not None:
@@ -241,7 +241,7 @@ def _initial_value(key: str, group: dict[str, Any]) -> float:
     return float(group[option]) if option in group else 0.0
 
 
-def _merged(rows: ClassRows, values: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
+def _merged(rows: RowAccess, values: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
     """Return a copy of `values` in which the rows of a class are the means of its rows and those of another one."""
     values = values.clone()
     if merged is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hypersphere.heads.fused_loss import ClassInputs, ClassTerms, ScoreRule, class_terms
 
-__all__ = ["ClassRows", "ClassStorage", "LocalClasses", "LocalRows", "class_rows"]
+__all__ = ["ClassStorage", "LocalClasses", "LocalRows", "RowAccess", "rows_of_classes"]
 
 
 class ClassStorage(Protocol):
@@ -29,11 +29,11 @@ class ClassStorage(Protocol):
     def normal_noise(self, like: Tensor) -> Tensor:
         """Return standard normal numbers, the same in all processes."""
 
-    def rows_after_change(self, num_classes: int) -> ClassRows:
+    def rows_after_change(self, num_classes: int) -> RowAccess:
         """Return access to rows for a change that leaves `num_classes` classes."""
 
 
-class ClassRows(Protocol):
+class RowAccess(Protocol):
     """Access to tensors with one row, or K rows, per class while classes are added or removed."""
 
     @property
@@ -86,15 +86,15 @@ class LocalClasses:
 
 
 class LocalRows:
-    """`ClassRows` of a process that holds all classes."""
+    """`RowAccess` of a process that holds all classes."""
 
     def __init__(self, storage: LocalClasses) -> None:
         self.storage = storage
 
     def take(self, values: Tensor, source: Tensor, per_class: int) -> Tensor:
         """Return new rows: those of the old classes `source`, and zeros where it is −1."""
-        rows = values[class_rows(source.to(values.device).clamp_min(0), per_class)]
-        rows[class_rows(source.to(values.device), per_class) < 0] = 0
+        rows = values[rows_of_classes(source.to(values.device).clamp_min(0), per_class)]
+        rows[rows_of_classes(source.to(values.device), per_class) < 0] = 0
         return rows
 
     def fetch(self, values: Tensor, rows: Tensor) -> Tensor:
@@ -118,10 +118,10 @@ class LocalRows:
         return slice(0, len(source))
 
 
-def class_rows(classes: Tensor, per_class: int) -> Tensor:
+def rows_of_classes(classes: Tensor, per_class: int) -> Tensor:
     """Return the positions of the rows of classes; negative for the class −1.
 
-    >>> class_rows(torch.tensor([2, -1]), 3).tolist()
+    >>> rows_of_classes(torch.tensor([2, -1]), 3).tolist()
     [6, 7, 8, -3, -2, -1]
     """
     offsets = torch.arange(per_class, device=classes.device)

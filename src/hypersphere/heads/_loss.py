@@ -9,7 +9,7 @@ r"""The loss of a head, in four steps: the terms of all classes, the target scor
 4. `_with_penalties`: an energy of class vectors and penalties on feature norms.
 
 Two objectives need the target cosines of the batch before the first step: CurricularFace changes the responses of
-wrong classes (`batch_negatives`), and AdaCos adapts the radius (`_adaptively_scaled`).
+other classes (`batch_negatives`), and AdaCos adapts the radius (`_adaptively_scaled`).
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _with_penalties(
 def _negatives_and_state(
     head: AngularHead, responses: Responses, batch: Batch, before: HeadState
 ) -> tuple[HeadState, Negatives]:
-    """Return the state with t including this batch, and the changes of wrong classes."""
+    """Return the state with t including this batch, and the changes of other classes."""
     if before.t is None:
         return before, batch_negatives(head, responses, batch, before, None)
     with torch.no_grad():
@@ -276,7 +276,7 @@ def _negatives_and_state(
 def batch_negatives(
     head: AngularHead, responses: Responses, batch: Batch, state: HeadState, cosines: Tensor | None
 ) -> Negatives:
-    """Return the changes of wrong classes, given the target cosines (B,) if there is a curriculum."""
+    """Return the changes of other classes, given the target cosines (B,) if there is a curriculum."""
     threshold, hardness = None, None
     if state.t is not None and cosines is not None:
         margin = responses.margin_of_batch(sphere.norm(batch.x.detach()), state, batch.noise)

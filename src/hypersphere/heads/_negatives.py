@@ -1,10 +1,10 @@
-r"""Objectives that treat some of the wrong classes differently from the others.
+r"""Objectives that treat some of the other classes, j ≠ y, in a special way.
 
-Three ideas share one form: the response g(θ_j) of a wrong class j is replaced, or the class is left out of the loss.
+Three ideas share one form: the response g(θ_j) of another class j is replaced, or the class is left out of the loss.
 
 - Interclass filter (insightface): classes with cos θ_j > t probably show the same identity under another label. They
   are left out.
-- Inter-top-k penalty (Zhao et al. 2022): the k nearest wrong classes get g(θ_j − m′), which widens the gap to them.
+- Inter-top-k penalty (Zhao et al. 2022): the k nearest other classes get g(θ_j − m′), which widens the gap to them.
 - Curriculum (Huang et al., CurricularFace, 2020): classes with g(θ_j) > ψ(θ_y) are hard and get g·(t + g). The number t
   is a running mean of the target cosines: hard classes count less than others at first and more later.
 """
@@ -37,16 +37,16 @@ def nearest_of_all(cosines: Tensor, count: int) -> tuple[Tensor, None]:
 
 @dataclass(frozen=True)
 class Negatives:
-    r"""How the responses of wrong classes change in one call of a head.
+    r"""How the responses of other classes change in one call of a head.
 
     Attributes:
         angular: g.
-        filter_cosine: wrong classes with a larger cosine are left out; None for no filter.
-        hard_count: k, the number of nearest wrong classes with the response g(θ − m′).
+        filter_cosine: other classes with a larger cosine are left out; None for no filter.
+        hard_count: k, the number of nearest other classes with the response g(θ − m′).
         hard_margin: m′ in radians. Below θ = m′ the response is continued by 2 − g(m′ − θ), so that it keeps rising.
-        threshold: (B,) responses ψ(θ_y); wrong classes with a larger response are hard. None without a curriculum.
+        threshold: (B,) responses ψ(θ_y); other classes with a larger response are hard. None without a curriculum.
         hardness: t, a scalar; None without a curriculum.
-        nearest: the function that finds the k nearest wrong classes; see `nearest_of_all`.
+        nearest: the function that finds the k nearest other classes; see `nearest_of_all`.
     """
 
     angular: Callable[[Tensor], Tensor]

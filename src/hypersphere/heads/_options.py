@@ -139,7 +139,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         "reduction must be 'mean' with the margin NormLinear, which has a penalty, not {head.reduction!r}",
         lambda head, responses: head.reduction != "mean" and isinstance(responses.margin, NormLinear),
     ),
-    # Wrong classes
+    # Other classes
     Exclusion(
         "hard_negatives must be 0 with a curriculum, not {head.hard_negatives!r}",
         lambda head, _: head.hard_negatives > 0 and head.curriculum is not None,
@@ -167,7 +167,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         lambda head, responses: head.gradient == "normalized" and not _is_a_softmax(head, responses),
     ),
     Exclusion(
-        "gradient must be 'true' or 'detached' with options for wrong classes, not {head.gradient!r}",
+        "gradient must be 'true' or 'detached' with options for other classes, not {head.gradient!r}",
         lambda head, responses: head.gradient == "normalized" and responses.changes_negatives,
     ),
     # The centre with the largest score would depend on the margin.

@@ -29,13 +29,13 @@ class Responses:
     r"""The responses of a head to the cosines of all classes.
 
     The target's response is ψ, or g without a margin. That of the other classes is g, unless the margin or an option
-    for wrong classes (`Negatives`) changes it.
+    for other classes (`Negatives`) changes it.
 
     Attributes:
         angular: g, a function of the cosine.
         margin: ψ, a `Margin` or any function of the target's cosine; None for g.
         gradient: "true", "detached" or "normalized", as in `AngularHead`.
-        changes_negatives: whether options for wrong classes change some of their responses.
+        changes_negatives: whether options for other classes change some of their responses.
     """
 
     angular: Callable[[Tensor], Tensor]

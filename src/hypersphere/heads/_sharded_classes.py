@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hypersphere._validation import require
-from hypersphere.heads._class_storage import LocalClasses, class_rows
+from hypersphere.heads._class_storage import LocalClasses, rows_of_classes
 from hypersphere.heads._collectives import Processes
 from hypersphere.heads._negatives import Negatives
 from hypersphere.heads.fused_loss import ClassInputs, ClassTerms, ScoreRule, class_terms
@@ -162,7 +162,7 @@ class ShardedClasses:
         )
 
     def _with_global_nearest(self, negatives: Negatives) -> Negatives:
-        """Return the changes of wrong classes, of which the k nearest are those of all processes."""
+        """Return the changes of other classes, of which the k nearest are those of all processes."""
 
         def nearest(cosines: Tensor, count: int) -> tuple[Tensor, Tensor]:
             # A class among the k nearest of all processes is among the k nearest of its own process, so k cosines per
@@ -197,7 +197,7 @@ class ShardedClasses:
         """Return the rows of the classes in use; sampled rows have a sparse gradient."""
         if self.sampled is None:
             return values
-        rows = self.sampled if per_class == 1 else class_rows(self.sampled, per_class)
+        rows = self.sampled if per_class == 1 else rows_of_classes(self.sampled, per_class)
         return _SparseRows.apply(values, rows)
 
 
@@ -215,29 +215,29 @@ class ShardedRows:
     def take(self, values: Tensor, source: Tensor, per_class: int) -> Tensor:
         """Return the new rows of this process, received from the processes that hold them."""
         starts = [sum(self.storage.sizes[:rank]) for rank in range(self.processes.size)]
-        wanted = [source[start : start + size] for start, size in zip(starts, self.storage.sizes, strict=True)]
+        sources_by_rank = [source[start : start + size] for start, size in zip(starts, self.storage.sizes, strict=True)]
         old_ends = torch.tensor(self.old.sizes).cumsum(0)
         sent = []
-        for one in wanted:
-            is_here = (one >= self.old.first) & (one < self.old.first + self.old.size)
-            sent.append(class_rows(one[is_here] - self.old.first, per_class))
-        mine = wanted[self.processes.rank]
+        for classes in sources_by_rank:
+            is_here = (classes >= self.old.first) & (classes < self.old.first + self.old.size)
+            sent.append(rows_of_classes(classes[is_here] - self.old.first, per_class))
+        mine = sources_by_rank[self.processes.rank]
         owners = torch.searchsorted(old_ends, mine.clamp_min(0), right=True).masked_fill(mine < 0, -1)
         received_counts = [per_class * int((owners == rank).sum()) for rank in range(self.processes.size)]
         received = self.processes.exchange_rows(
-            values[torch.cat(sent).to(values.device)], [len(one) for one in sent], received_counts
+            values[torch.cat(sent).to(values.device)], [len(rows) for rows in sent], received_counts
         )
         # Rows arrive ordered by their owner, and in the order of the new classes for each owner.
         positions = [(owners == rank).nonzero().flatten() for rank in range(self.processes.size)]
         result = values.new_zeros(per_class * len(mine), *values.shape[1:])
-        result[class_rows(torch.cat(positions), per_class).to(values.device)] = received
+        result[rows_of_classes(torch.cat(positions), per_class).to(values.device)] = received
         return result
 
     def fetch(self, values: Tensor, rows: Tensor) -> Tensor:
         """Return rows, given by their position among the rows of all processes."""
         local, is_here = self._local(values, rows)
-        found = values[local.clamp(0, len(values) - 1)]
-        return self.processes.all_reduce_(torch.where(is_here.view(-1, *[1] * (values.ndim - 1)), found, 0))
+        local_rows = values[local.clamp(0, len(values) - 1)]
+        return self.processes.all_reduce_(torch.where(is_here.view(-1, *[1] * (values.ndim - 1)), local_rows, 0))
 
     def store_(self, values: Tensor, rows: Tensor, new: Tensor) -> None:
         """Overwrite the rows that this process holds."""

@@ -67,7 +67,7 @@ class AngularHead(nn.Module):
     Class vectors are the rows of `weight`; with K centres, rows jK to jK + K − 1 belong to class j. The loss is
     computed in blocks of classes (see `fused_loss`): the B×C products are saved for the backward pass up to 256 MB and
     computed again beyond that. This needs a g of the menu with fixed numbers, and unit class vectors if g is not the
-    cosine. With a user's callable g, a learned k, a user's margin that changes other classes, or options for wrong
+    cosine. With a user's callable g, a learned k, a user's margin that changes other classes, or options for other
     classes (`hard_negatives`, `interclass_filter`, `curriculum`), all B×C scores are computed and differentiated by
     autograd, which saves several matrices of this size.
 
@@ -94,10 +94,10 @@ class AngularHead(nn.Module):
         bias: whether to learn one bias per class.
         centers: K, the number of class vectors per class (sub-centres). The cosine of a class is the largest of its K;
             if norms are kept, the class vector with the largest score counts.
-        hard_negatives: the number k of nearest wrong classes whose angle is reduced by `hard_margin` (inter-top-k).
+        hard_negatives: the number k of nearest other classes whose angle is reduced by `hard_margin` (inter-top-k).
         hard_margin: m′ in radians.
-        interclass_filter: wrong classes with a larger cosine are left out of the loss; None for no filter.
-        curriculum: the momentum of the running mean t of target cosines, in the buffer `t`: wrong classes with
+        interclass_filter: other classes with a larger cosine are left out of the loss; None for no filter.
+        curriculum: the momentum of the running mean t of target cosines, in the buffer `t`: other classes with
             g(θ_j) > ψ(θ_y) get g·(t + g) (CurricularFace). None for no curriculum.
         class_margins: (C,) strengths in [0, 1] of the margin of each class; None for 1.
         class_sizes: (C,) numbers of samples n_j, from which the strengths are (min n/n_j)^¼ (LDAM).
@@ -315,7 +315,7 @@ class AngularHead(nn.Module):
 
         Rows with an ignored label contain the scores of a zero feature. Schedules do not advance here: call `advance`
         once per step, or use `advance_with`. Statistics (of AdaFace, CurricularFace and AdaCos) are read but not
-        updated; only the loss, the call of the head, updates them. Wrong classes that `interclass_filter` leaves out
+        updated; only the loss, the call of the head, updates them. Other classes that `interclass_filter` leaves out
         have the lowest finite number as their score.
         """
         check_features(x, self.in_features)
@@ -477,8 +477,8 @@ class AngularHead(nn.Module):
             >>> with torch.no_grad():
             ...     _ = head.weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
             >>> x = torch.tensor([[3.0, 0.2], [2.0, 0.1], [-1.0, 0.1], [0.1, 2.0]])
-            >>> found = head.label_angles(x, torch.tensor([0, 0, 0, 1]))
-            >>> found.dominant, found.exceeds
+            >>> result = head.label_angles(x, torch.tensor([0, 0, 0, 1]))
+            >>> result.dominant, result.exceeds
             (tensor([0, 0]), tensor([False, False,  True, False]))
         """
         check_features(x, self.in_features)
@@ -544,7 +544,7 @@ class AngularHead(nn.Module):
 
     @property
     def _changes_negatives(self) -> bool:
-        """Whether some wrong classes get another response than g."""
+        """Whether some of the other classes have a response that is not g."""
         return self.hard_negatives > 0 or self.interclass_filter is not None or self.curriculum is not None
 
     @property

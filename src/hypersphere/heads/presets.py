@@ -238,7 +238,7 @@ def curricularface(
     momentum: float = 0.99,
     **options: Unpack[HeadOptions],
 ) -> AngularHead:
-    """CurricularFace: ArcFace with weights of hard wrong classes that rise during training (Huang et al. 2020)."""
+    """CurricularFace: ArcFace in which hard classes other than the target weigh more and more (Huang et al. 2020)."""
     return AngularHead(in_features, num_classes, radius=s, margin=AdditiveAngle(m), curriculum=momentum, **options)
 
 

@@ -74,8 +74,8 @@ class ShardedHead(nn.Module):
             number of processes.
         group: a process group; None for the default group, or for this process alone if there is none.
         sizes: the number of classes of each process; None for an even distribution.
-        sample: a fraction of the negative classes to train with, drawn again in each training step. Loss and gradients
-            then contain these and the positive classes only. None for all classes.
+        sample: a fraction of the classes to train with, drawn again in each training step. The classes of the labels
+            are always added. Loss and gradients contain these classes only. None for all classes.
         backbone: how gradients of the backbone are combined over processes: "averaged", as `DistributedDataParallel`
             does, so that features get their gradient times the number of processes; or "summed".
 
