@@ -33,6 +33,7 @@ __all__ = [
     "autocast_disabled",
     "can_update_state",
     "close_pair_threshold",
+    "compute_dtype",
     "cosecant",
     "cotangent",
     "distance_floor",
@@ -79,6 +80,13 @@ def widen(x: Tensor) -> Tensor:
     if x.dtype in _HALF:
         return x.float()
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+
+
+def compute_dtype(dtype: torch.dtype, *others: torch.dtype) -> torch.dtype:
+    """Return the dtype of computation with floating-point tensors of these dtypes: the widest one, at least float32."""
+    for other in others:
+        dtype = torch.promote_types(dtype, other)
+    return torch.float32 if dtype in _HALF else dtype
 
 
 def widen_parameter(w: Tensor) -> Tensor:
@@ -137,7 +145,7 @@ def values_readable(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    return all(_holds_values(t) for t in tensors)
+    return all(map(_holds_values, tensors))
 
 
 def reading_is_free(*tensors: Tensor) -> bool:
@@ -187,11 +195,6 @@ def require_finite_rows(name: str, x: Tensor) -> None:
 # Tolerances ----------------------------------------------------------------------------------------------------------
 
 
-def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of `widen` for a floating-point dtype."""
-    return torch.float32 if dtype in _HALF else dtype
-
-
 def machine_epsilon(dtype: torch.dtype) -> float:
     """Return eps, the spacing of the numbers of `dtype` at 1."""
     return float(torch.finfo(dtype).eps)
@@ -229,7 +232,7 @@ def squared_distance_floor(dtype: torch.dtype, power: float = 0.0) -> float:
     """
     s = max(power, 1.0)
     # Solve s·z^(−s−1) = max/ENERGY_HEADROOM for z. This also bounds z^−s, because z < 1.
-    result = (torch.finfo(_compute_dtype(dtype)).max / (ENERGY_HEADROOM * s)) ** (-1 / (power + 1))
+    result = (torch.finfo(compute_dtype(dtype)).max / (ENERGY_HEADROOM * s)) ** (-1 / (power + 1))
     # The second derivative with respect to u = z² is computed in float64 and is of the order s²·z^(−s−4).
     intermediate = (torch.finfo(torch.float64).max / (ENERGY_HEADROOM * s**2)) ** (-1 / (power + 4))
     return max(distance_floor(), float(result), float(intermediate)) ** 2
@@ -242,7 +245,7 @@ def close_pair_threshold(dtype: torch.dtype, power: float = 0.0) -> float:
     therefore at most a few eps^¾, about 1e-5 in float32. For large powers the threshold is raised, so that the second
     derivative of u^(−s/2), of the order s²·u^(−s/2−2), cannot overflow above it.
     """
-    info = torch.finfo(_compute_dtype(dtype))
+    info = torch.finfo(compute_dtype(dtype))
     headroom = info.max / (ENERGY_HEADROOM * max(power, 1.0) ** 2)
     return max(float(info.eps) ** 0.25, float(headroom ** (-2 / (power + 4))))
 
@@ -260,7 +263,7 @@ def tie_tolerance(dtype: torch.dtype) -> float:
 
     A matrix product may round the cosines of equal pairs differently, depending on their position in the matrix.
     """
-    return 16 * torch.finfo(_compute_dtype(dtype)).eps
+    return 16 * torch.finfo(compute_dtype(dtype)).eps
 
 
 def parallel_tolerance(dtype: torch.dtype) -> float:
@@ -282,7 +285,7 @@ def rotation_tolerance(dtype: torch.dtype) -> float:
 
     It is 6.4e-6 in float32 and 1.8e-12 in float64.
     """
-    return float(torch.finfo(_compute_dtype(dtype)).eps ** 0.75)
+    return float(torch.finfo(compute_dtype(dtype)).eps ** 0.75)
 
 
 # Scaling against overflow --------------------------------------------------------------------------------------------

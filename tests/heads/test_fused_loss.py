@@ -132,7 +132,7 @@ def test_class_terms_in_range_is_false_for_zero_huge_tiny_and_coincident_class_v
     twin[5] = 3 * twin[y[1]]
     assert not class_terms(ClassInputs(x, twin, y), RULES["energy"]).in_range
     assert class_terms(ClassInputs(x, twin, y), RULES["unit"]).in_range
-    assert class_terms(ClassInputs(x, twin, y), RULES["energy"], scale_safely=True).in_range
+    assert class_terms(ClassInputs(x, twin, y), RULES["energy"]._replace(exact=True)).in_range
 
 
 def test_head_computes_class_vectors_out_of_range_exactly():

@@ -41,7 +41,7 @@ def test_margin_value_and_slope_of_a_multiple_are_exact_at_the_poles(m):
 def test_presets_with_a_margin_of_the_family_have_a_closed_form():
     presets = ("l_softmax", "a_softmax", "am_softmax", "arcface", "combined_margin", "adaface", "sphereface_plus")
     heads = [hs.heads.PRESETS[name](4, 3) for name in presets]
-    assert all(isinstance(head.margin, AffineAngleMargin) and head._responses.has_closed_form for head in heads)
+    assert all(isinstance(head.margin, AffineAngleMargin) and head.responses.has_closed_form for head in heads)
 
 
 @pytest.mark.parametrize("preset", ["l_softmax", "a_softmax", "am_softmax", "arcface", "adaface"])

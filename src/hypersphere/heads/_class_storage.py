@@ -20,7 +20,7 @@ __all__ = ["ClassStorage", "LocalClasses", "LocalRows", "RowAccess", "rows_of_cl
 class ClassStorage(Protocol):
     """Access to classes that may be in other processes."""
 
-    def terms(self, inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool) -> ClassTerms:
+    def terms(self, inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
         """Return the terms of all classes; `inputs` has the class vectors of this process."""
 
     def target_vectors(self, weight: Tensor, labels: Tensor, centers: int) -> Tensor:
@@ -68,9 +68,9 @@ class RowAccess(Protocol):
 class LocalClasses:
     """All class vectors are in this process."""
 
-    def terms(self, inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool) -> ClassTerms:
+    def terms(self, inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
         """Return the terms of all classes."""
-        return class_terms(inputs, rule, scale_safely=scale_safely)
+        return class_terms(inputs, rule)
 
     def target_vectors(self, weight: Tensor, labels: Tensor, centers: int) -> Tensor:
         """Return the class vectors (B, K, d) of labels."""

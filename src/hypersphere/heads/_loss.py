@@ -5,7 +5,7 @@ r"""The loss of a head, in four steps: the terms of all classes, the target scor
 1. `_class_terms`: one reduction over all other classes per sample, and the product with the target class vector. The
    arithmetic is in `fused_loss`.
 2. `target_scores`: the target score with its margin and schedules. The arithmetic is in `target_score`.
-3. `AngularHead._sample_losses`: the loss of each sample, a cross entropy unless a head overrides it.
+3. `AngularHead.sample_losses`: the loss of each sample, a cross entropy unless a head overrides it.
 4. `_with_penalties`: an energy of class vectors and penalties on feature norms.
 
 Two objectives need the target cosines of the batch before the first step: CurricularFace changes the responses of
@@ -14,6 +14,7 @@ other classes (`batch_negatives`), and AdaCos adapts the radius (`_adaptively_sc
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from hypersphere.heads._negatives import Negatives
 from hypersphere.heads._responses import Responses
 from hypersphere.heads._state import HeadState, update_hardness, update_norm_statistics, update_scale
 from hypersphere.heads.fused_loss import ClassInputs, ClassTerms, SampleWeights, ScoreRule, reduce_samples
-from hypersphere.heads.target_score import Target, target_score
+from hypersphere.heads.target_score import NormalizedGradient, TargetMargin, score_of_cosine, score_of_product
 
 if TYPE_CHECKING:
     from hypersphere.heads.head import AngularHead
@@ -52,7 +53,7 @@ class BatchLoss(NamedTuple):
 
 
 def batch_loss(
-    head: AngularHead, x: Tensor, y: Tensor, before: HeadState, noise: Tensor | None, *, scale_safely: bool
+    head: AngularHead, x: Tensor, y: Tensor, before: HeadState, noise: Tensor | None, *, exact: bool
 ) -> BatchLoss:
     """Return the loss of features `x` with labels `y`.
 
@@ -62,24 +63,24 @@ def batch_loss(
         y: (B,) labels.
         before: the state before this batch.
         noise: (B,) standard normal numbers for a random margin.
-        scale_safely: whether to scale features and class vectors if a square overflows, and to remove the features of
-            ignored samples, which may be NaN.
+        exact: whether the terms are `exact` (see `ScoreRule`), and features of ignored samples are removed, which may be
+            NaN.
     """
     counted = y != head.ignore_index
     labels = y.clamp(0, head.num_classes - 1)  # a bad label is reported after the computation
     labels_valid = (counted <= (labels == y)).all()  # `<=` of booleans: a label that counts must be a class
-    x = without_ignored(x, y, head.ignore_index) if scale_safely else x
-    batch = Batch(x.to(head._wide_dtype(x)), labels, counted, noise)
-    state, negatives, responses = before, None, head._responses
+    x = without_ignored(x, y, head.ignore_index) if exact else x
+    batch = Batch(x.to(_numerics.compute_dtype(x.dtype, head.weight.dtype)), labels, counted, noise)
+    state, negatives, responses = before, None, head.responses
     if responses.changes_negatives:
         state, negatives = _negatives_and_state(head, responses, batch, before)
     if head.radius == "adaptive":
-        state, batch = _adaptively_scaled(head, responses, batch, state, scale_safely=scale_safely)
+        state, batch = _adaptively_scaled(head, responses, batch, state, exact=exact)
     # Step 1: the terms of all classes.
-    rule = _score_rule(head, responses, batch.x, state.steps, negatives)
-    terms = _class_terms(head, batch, rule, scale_safely=scale_safely)
+    rule = _score_rule(head, responses, batch.x, state.steps, negatives, exact=exact)
+    terms = _class_terms(head, batch, rule)
     samples = SampleWeights.of(counted, batch.x.dtype)
-    state = _with_norm_statistics(head, state, terms.feature_norm, samples)
+    state = _with_norm_statistics(head, responses, state, terms.feature_norm, samples)
     # Step 2: the target scores.
     norms = terms.feature_norm, terms.target_norm
     score = target_scores(head, responses, batch, state, terms.target, *norms, terms.target_direction)
@@ -87,11 +88,11 @@ def batch_loss(
         # `target_bias` is None if all classes share one bias.
         score = score + (head.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
     # Step 3: the loss of each sample, and their mean or sum.
-    losses = head._sample_losses(terms, score, labels)
+    losses = head.sample_losses(terms, score, labels)
     weights = None if head.class_weights is None else head.class_weights.to(losses.dtype)
     loss = reduce_samples(losses, labels, weights, samples, head.reduction)
     # Step 4: penalties.
-    loss = _with_penalties(head, loss, terms, samples, state.steps)
+    loss = _with_penalties(head, responses, loss, terms, samples, state.steps)
     is_finite = loss.detach().abs() < torch.inf
     is_valid = labels_valid & terms.in_range & (is_finite if loss.ndim == 0 else is_finite.all())
     return BatchLoss(loss, state, is_valid)
@@ -107,22 +108,28 @@ def _score_rule(
     step: Tensor | None,
     negatives: Negatives | None,
     *,
+    exact: bool,
     needs_energy: bool = True,
 ) -> ScoreRule:
     """Return how scores are computed in this call, and which terms of the classes the loss needs."""
-    is_plain = responses.are_products and responses.margin is None
-    # Evaluated now: the closure below runs in backward, when `steps` has advanced.
-    strength = ramp_strength(head, step, x)
+    response, derivative, needs_matrix = None, None, False
+    if not responses.are_products:
+        # Evaluated now: the closure runs in backward, when `steps` has advanced.
+        strength = ramp_strength(head, step, x)
+        response, derivative = partial(responses.others, strength=strength), responses.others_derivative()
+        needs_matrix = responses.needs_autograd()
+    is_plain = response is None and responses.margin is None
     needs_norm = head.norm_weight > 0 or isinstance(responses.margin, (NormAdaptive, NormLinear))
     return ScoreRule(
         unit_class_vectors=head.weight_norm,
         # Features are rescaled to an adaptive radius before the terms are computed.
         radius=None if isinstance(head.radius, str) else float(head.radius),
-        response=None if responses.are_products else lambda c: responses.others(c, strength),
-        derivative=responses.others_derivative(),
+        response=response,
+        derivative=derivative,
         detached=head.gradient == "detached",
         # The fused energy needs unit class vectors.
-        needs_matrix=responses.needs_autograd() or (head.energy_weight > 0 and not head.weight_norm),
+        needs_matrix=needs_matrix or (head.energy_weight > 0 and not head.weight_norm),
+        exact=exact,
         reduction=head.class_reduction,
         shared_bias=head.shares_bias,
         needs_feature_norm=needs_norm or (head.radius == "feature" and not is_plain),
@@ -135,7 +142,7 @@ def _score_rule(
     )
 
 
-def _class_terms(head: AngularHead, batch: Batch, rule: ScoreRule, *, scale_safely: bool) -> ClassTerms:
+def _class_terms(head: AngularHead, batch: Batch, rule: ScoreRule) -> ClassTerms:
     """Return the reductions over all other classes, and the products with the target class vectors."""
     x = batch.x
     # Label smoothing needs Σ_j v_j·f_j, with v = 1 if there are no class weights.
@@ -151,7 +158,7 @@ def _class_terms(head: AngularHead, batch: Batch, rule: ScoreRule, *, scale_safe
         class_weights=smoothing_weights,
         counted=batch.counted,
     )
-    return head.compute_terms(inputs, rule, scale_safely=scale_safely)
+    return head.class_storage.terms(inputs, rule)
 
 
 def _energy_has_started(head: AngularHead, step: Tensor | None) -> bool:
@@ -163,14 +170,15 @@ def _energy_has_started(head: AngularHead, step: Tensor | None) -> bool:
 
 
 def _with_norm_statistics(
-    head: AngularHead, state: HeadState, norms: Tensor | None, samples: SampleWeights
+    head: AngularHead, responses: Responses, state: HeadState, norms: Tensor | None, samples: SampleWeights
 ) -> HeadState:
     """Return the state with statistics of feature norms that include this batch, in training mode."""
     if state.norm_mean is None or state.norm_std is None or norms is None:
         return state
     if not head.training or not _numerics.can_update_state(norms):
         return state
-    momentum = head._margin.momentum
+    assert isinstance(responses.margin, NormAdaptive)
+    momentum = responses.margin.momentum
     mean, std = update_norm_statistics(state.norm_mean, state.norm_std, norms.detach(), samples, momentum)
     return state._replace(norm_mean=mean, norm_std=std)
 
@@ -183,7 +191,7 @@ def target_scores(
     responses: Responses,
     batch: Batch,
     state: HeadState,
-    product: Tensor,
+    z: Tensor,
     x_norm: Tensor | None,
     w_norm: Tensor | None,
     w_hat: Tensor | None,
@@ -195,23 +203,31 @@ def target_scores(
         responses: its g and ψ.
         batch: the samples.
         state: the step of the schedules, and the statistics that the margin or the radius depends on.
-        product: (B,) h·cos θ of each sample with its target class if scores are products, else cos θ.
+        z: (B,) z_y of `fused_loss`: the products h·cos θ if all scores are products, else the cosines.
         x_norm: (B,) ‖x‖, or None if the score does not depend on it.
         w_norm: (B,) ‖w_y‖, or None if the score does not depend on it.
         w_hat: (B, d) ŵ_y without gradient, for the normalized gradient.
     """
-    if responses.margin is None and responses.are_products:
-        return product
-    magnitude = _feature_magnitude(head, x_norm, state, product)
-    target = Target(product, magnitude if head.weight_norm else magnitude * w_norm, batch.x, x_norm, w_hat)
-    if responses.margin is None:
-        return target_score(target, responses, None)
-    margin = responses.margin_of_batch(x_norm, state, batch.noise)
-    strength = _target_strength(head, state.steps, batch.labels, product)
-    annealing_weight = None
-    if head.annealing is not None and state.steps is not None:
-        annealing_weight = head.annealing(state.steps.to(product.dtype))
-    return target_score(target, responses, margin, strength, annealing_weight)
+    are_products = responses.are_products
+    if are_products and responses.margin is None:
+        return z
+    magnitude = _feature_magnitude(head, x_norm, state, z)
+    magnitude = magnitude if head.weight_norm else magnitude * w_norm
+    margin = None
+    if responses.margin is not None:
+        margin = TargetMargin(
+            psi=responses.margin_of_batch(x_norm, state, batch.noise),
+            strength=_target_strength(head, state.steps, batch.labels, z),
+            annealing_weight=_annealing_weight(head, state.steps, z),
+        )
+    if margin is None or not are_products:
+        return score_of_cosine(z, magnitude, responses, margin)
+    normalized = None
+    if responses.gradient == "normalized":
+        assert x_norm is not None
+        assert w_hat is not None
+        normalized = NormalizedGradient(batch.x, x_norm, w_hat)
+    return score_of_product(z, magnitude, responses, margin, normalized)
 
 
 def _feature_magnitude(head: AngularHead, x_norm: Tensor | None, state: HeadState, like: Tensor) -> Any:
@@ -232,11 +248,21 @@ def _target_strength(head: AngularHead, step: Tensor | None, labels: Tensor, lik
     return strength if head.class_margins is None else strength * head.class_margins.to(like.dtype)[labels]
 
 
+def _annealing_weight(head: AngularHead, step: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return λ, the weight of the score without margin, None without annealing."""
+    return None if head.annealing is None or step is None else head.annealing(step.to(like.dtype))
+
+
 # Step 4: penalties ---------------------------------------------------------------------------------------------------
 
 
 def _with_penalties(
-    head: AngularHead, loss: Tensor, terms: ClassTerms, samples: SampleWeights, step: Tensor | None
+    head: AngularHead,
+    responses: Responses,
+    loss: Tensor,
+    terms: ClassTerms,
+    samples: SampleWeights,
+    step: Tensor | None,
 ) -> Tensor:
     """Add the mean energy of the class vectors of the batch, and penalties on feature norms."""
     if terms.energy is not None:
@@ -248,8 +274,8 @@ def _with_penalties(
     if head.norm_weight:
         deviations = (terms.feature_norm - head.norm_target).abs().masked_fill(samples.weights == 0, 0)
         loss = loss + head.norm_weight * deviations.sum() / samples.number
-    if isinstance(head._margin, NormLinear):
-        penalties = head._margin.norm_penalty(terms.feature_norm).masked_fill(samples.weights == 0, 0)
+    if isinstance(responses.margin, NormLinear):
+        penalties = responses.margin.norm_penalty(terms.feature_norm).masked_fill(samples.weights == 0, 0)
         loss = loss + penalties.sum() / samples.number
     return loss
 
@@ -264,7 +290,7 @@ def _negatives_and_state(
     if before.t is None:
         return before, batch_negatives(head, responses, batch, before, None)
     with torch.no_grad():
-        vectors = head.target_vectors(batch.labels).to(batch.x.dtype)
+        vectors = head.class_storage.target_vectors(head.weight, batch.labels, head.num_centers).to(batch.x.dtype)
         cosines = sphere.cosines(batch.x.detach().unsqueeze(1), vectors).squeeze(1).amax(1)
         state = before
         if head.training and _numerics.can_update_state(batch.x):
@@ -294,7 +320,7 @@ def batch_negatives(
 
 
 def _adaptively_scaled(
-    head: AngularHead, responses: Responses, batch: Batch, before: HeadState, *, scale_safely: bool
+    head: AngularHead, responses: Responses, batch: Batch, before: HeadState, *, exact: bool
 ) -> tuple[HeadState, Batch]:
     """Return the state with the scale of AdaCos for this batch, and the batch with features rescaled to it."""
     assert before.scale is not None
@@ -302,9 +328,8 @@ def _adaptively_scaled(
     if head.training and _numerics.can_update_state(x):
         with torch.no_grad():
             scale = before.scale.to(x.dtype)
-            rule = _score_rule(head, responses, x, before.steps, None, needs_energy=False)
-            scaled = batch._replace(x=scale * directions.detach())
-            terms = _class_terms(head, scaled, rule, scale_safely=scale_safely)
+            rule = _score_rule(head, responses, x, before.steps, None, exact=exact, needs_energy=False)
+            terms = _class_terms(head, batch._replace(x=scale * directions.detach()), rule)
             cosines = terms.target / scale if responses.are_products else terms.target
             state = before._replace(scale=update_scale(before.scale, terms.others, cosines, batch.counted))
     assert state.scale is not None

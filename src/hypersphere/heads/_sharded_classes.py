@@ -100,11 +100,11 @@ class ShardedClasses:
         require(num_classes >= size, "classes", f"at least {size}, one per process, after the change", num_classes)
         return ShardedRows(self, ShardedClasses(self.processes, even_sizes(num_classes, size), self.centers))
 
-    def terms(self, inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool = False) -> ClassTerms:
+    def terms(self, inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
         """Return the terms of all classes; `w` and `bias` hold the local classes, `class_weights` all classes.
 
-        `scale_safely` has no effect, because every call scales safely: `in_range` differs between processes, and if
-        some of them repeated a call, the others would not take part in its collectives.
+        They are always exact: `in_range` differs between processes, and if some of them repeated a call, the others
+        would not take part in its collectives.
         """
         x, w, labels, bias, class_weights, counted, target_vectors = inputs
         local_labels = self._local_labels(labels)
@@ -126,10 +126,10 @@ class ShardedClasses:
             counted=counted,
             target_vectors=target_vectors,
         )
-        local_rule = dataclasses.replace(rule, targets_present=False)
+        local_rule = rule._replace(targets_present=False, exact=True)
         if rule.negatives is not None and rule.negatives.hard_count:
-            local_rule = dataclasses.replace(local_rule, negatives=self._with_global_nearest(rule.negatives))
-        part = class_terms(local_inputs, local_rule, scale_safely=True)
+            local_rule = local_rule._replace(negatives=self._with_global_nearest(rule.negatives))
+        part = class_terms(local_inputs, local_rule)
         # All terms with one number per sample travel together. Feature norms come from the first process.
         feature_norm = part.feature_norm
         if feature_norm is not None and self.processes.rank > 0:

@@ -95,7 +95,7 @@ class BinaryHead(AngularHead):
         """
         right_angle = torch.zeros(1, dtype=torch.float64)
         radius = float(self.radius)
-        responses = self._responses
+        responses = self.responses
         if responses.margin is None:
             target = radius * float(responses.angular(right_angle))
         else:
@@ -114,7 +114,7 @@ class BinaryHead(AngularHead):
             return scale + math.log((root - signed) / 2) - target
         return math.log(2 * odds) - others - scale - math.log(signed + root)
 
-    def _sample_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
+    def sample_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
         """Return the weighted sum of all binary losses of each sample."""
         target = F.softplus(-score, threshold=50)
         return (self.balance * target + (1 - self.balance) * terms.others) / float(self.radius)

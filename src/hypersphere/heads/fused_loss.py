@@ -44,7 +44,7 @@ is why steps that do nothing for a single block (slices, masks, sums over blocks
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -121,8 +121,7 @@ SOFTPLUS_SUM = ClassReduction(
 )
 
 
-@dataclass(frozen=True)
-class ScoreRule:
+class ScoreRule(NamedTuple):
     """How products become scores of the other classes, and which terms the loss needs.
 
     Attributes:
@@ -132,6 +131,8 @@ class ScoreRule:
         derivative: dr/dc as a function of the cosine and the response; None to differentiate r automatically.
         detached: straight-through: r in the forward pass, the identity in the backward pass.
         needs_matrix: whether the terms must be computed through a B×C matrix of scores; see `class_terms`.
+        exact: whether to compute the terms again by `reference_terms`, which scales vectors safely, if `in_range` is
+            False. This reads `in_range` on the host.
         reduction: the reduction over the other classes.
         shared_bias: whether all classes share one bias.
         needs_feature_norm: whether ‖x‖ is needed.
@@ -150,6 +151,7 @@ class ScoreRule:
     derivative: Callable[[Tensor, Tensor], Tensor] | None = None
     detached: bool = False
     needs_matrix: bool = False
+    exact: bool = False
     reduction: ClassReduction = LOG_SUM_EXP
     shared_bias: bool = False
     needs_feature_norm: bool = False
@@ -243,7 +245,7 @@ def straight_through(source: Tensor, value: Tensor) -> Tensor:
     return source + (value - source).detach()
 
 
-def class_terms(inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool = False) -> ClassTerms:
+def class_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     """Return the terms that `rule` asks for, by the fused pass where possible.
 
     `reference_terms` computes them through a B×C matrix of scores in these cases:
@@ -254,23 +256,24 @@ def class_terms(inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool = Fa
     * scores are ‖w‖·r(cos θ) with a response r, of which the fused pass has no closed-form derivative;
     * the batch is empty;
     * in a transform of `torch.func`, in forward mode or in a traced or compiled graph;
-    * with `scale_safely`, if `in_range` is False, which is read here: `reference_terms` scales safely.
+    * the rule is `exact` and `in_range` is False.
+
+    Autocast must be disabled, as `AngularHead.forward` does.
     """
     has_product_form = rule.response is None or rule.unit_class_vectors
     is_fusable = has_product_form and not rule.needs_matrix and rule.negatives is None and inputs.x.shape[0] > 0
-    with _numerics.autocast_disabled(inputs.x):
-        if not is_fusable or not only_reverse_mode(inputs.x, inputs.w, inputs.labels):
-            return reference_terms(inputs, rule)
-        # The fused energy is less accurate for class vectors that nearly coincide, so it is not used with
-        # `scale_safely`. It needs the target class vectors before the products, so it is not used with several centres.
-        fuse_energy = rule.needs_energy and rule.targets_present and not scale_safely and rule.centers == 1
-        fused_rule = rule if fuse_energy == rule.needs_energy else replace(rule, needs_energy=fuse_energy)
-        terms = ClassTerms(*_FusedTerms.apply(fused_rule, *inputs))
-        if scale_safely and not bool(terms.in_range):
-            return reference_terms(inputs, rule)
-        if rule.needs_energy and not fuse_energy:
-            terms = terms._replace(energy=inputs.energy(terms.target_row))
-        return _with_target_terms(terms, inputs, rule)
+    if not is_fusable or not only_reverse_mode(inputs.x, inputs.w, inputs.labels):
+        return reference_terms(inputs, rule)
+    # The fused energy is inaccurate for class vectors that nearly coincide. It needs the target class vectors before
+    # the products, so it is not used with several centres.
+    fuse_energy = rule.needs_energy and rule.targets_present and not rule.exact and rule.centers == 1
+    fused_rule = rule if fuse_energy == rule.needs_energy else rule._replace(needs_energy=fuse_energy)
+    terms = ClassTerms(*_FusedTerms.apply(fused_rule, *inputs))
+    if rule.exact and not bool(terms.in_range):
+        return reference_terms(inputs, rule)
+    if rule.needs_energy and not fuse_energy:
+        terms = terms._replace(energy=inputs.energy(terms.target_row))
+    return _with_target_terms(terms, inputs, rule)
 
 
 def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:

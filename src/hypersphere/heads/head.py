@@ -48,10 +48,8 @@ from hypersphere.heads._responses import Responses, single_number_fields
 from hypersphere.heads._state import HeadState, StateHistory, StepSource
 from hypersphere.heads.fused_loss import (
     LOG_SUM_EXP,
-    ClassInputs,
     ClassReduction,
     ClassTerms,
-    ScoreRule,
     sample_losses,
 )
 from hypersphere.heads.schedules import Annealing, Ramp
@@ -217,7 +215,7 @@ class AngularHead(nn.Module):
         strengths = checked_margin_strengths(class_margins, class_sizes, num_classes)
         self.register_buffer("class_weights", checked_class_weights(class_weights, num_classes), persistent=False)
         self.register_buffer("class_margins", strengths, persistent=False)
-        check_combinations(self, self._responses)
+        check_combinations(self, self.responses)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -273,16 +271,16 @@ class AngularHead(nn.Module):
         noise = self._margin_noise(x)
         with _numerics.autocast_disabled(x):
             # Compute first and check afterwards: all checks are combined into `is_valid`, the only value that the host
-            # has to wait for. A batch that fails is examined and, if it is legal, computed again with safe scaling.
-            scale_safely = x.shape[0] == 0 or not _numerics.values_readable(x, y, self.weight)
-            loss, state, is_valid = batch_loss(self, x, y, before, noise, scale_safely=scale_safely)
-            if not scale_safely and not bool(is_valid):
+            # has to wait for. A batch that fails is examined and, if it is legal, computed again exactly.
+            exact = x.shape[0] == 0 or not _numerics.values_readable(x, y, self.weight)
+            loss, state, is_valid = batch_loss(self, x, y, before, noise, exact=exact)
+            if not exact and not bool(is_valid):
                 require_labels(y, self.num_classes, self.ignore_index)
                 counted_features = without_ignored(x, y, self.ignore_index)
                 _numerics.require_finite_rows("x", counted_features)
-                loss, state, _ = batch_loss(self, x, y, before, noise, scale_safely=True)
+                loss, state, _ = batch_loss(self, x, y, before, noise, exact=True)
                 require_finite_scores(loss, counted_features, self.weight)
-        if self.training and _numerics.can_update_state(x):
+        if self.training and not state.is_empty and _numerics.can_update_state(x):
             self._loss_history.record(x, y, state)
             for name, value in zip(state._fields, state, strict=True):
                 if value is not None and name != "steps":  # steps are counted by `advance`
@@ -322,7 +320,7 @@ class AngularHead(nn.Module):
         y = check_labels(y, x.shape[0])
         require_labels(y, self.num_classes, self.ignore_index)
         x = without_ignored(x, y, self.ignore_index)
-        state, responses = self._state_for_call(x, y, self._logit_history), self._responses
+        state, responses = self._state_for_call(x, y, self._logit_history), self.responses
         column = y.clamp(0, self.num_classes - 1).unsqueeze(1)  # ignored labels get any class; their rows do not count
         batch = Batch(x, column.squeeze(1), y != self.ignore_index, self._margin_noise(x))
         is_left_out = None
@@ -338,10 +336,10 @@ class AngularHead(nn.Module):
                     response, is_left_out = negatives(cosines, response, is_target)
                 scores = magnitudes * responses.with_gradient_mode(cosines, response)
             # Replace the target's entry by the score with the margin.
-            product = (scores if responses.are_products else cosines).gather(1, column).squeeze(1)
+            z = (scores if responses.are_products else cosines).gather(1, column).squeeze(1)
             rows = column if winners is None else self.num_centers * column + winners.gather(1, column)
-            w_norm, w_hat = (t.to(product.dtype) for t in sphere.polar(self.weight[rows.squeeze(1)]))
-            score = target_scores(self, responses, batch, state, product, x_norm, w_norm.squeeze(1), w_hat.detach())
+            w_norm, w_hat = (t.to(z.dtype) for t in sphere.polar(self.weight[rows.squeeze(1)]))
+            score = target_scores(self, responses, batch, state, z, x_norm, w_norm.squeeze(1), w_hat.detach())
             logits = scores.scatter(1, column, score.unsqueeze(1))
             logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
             if is_left_out is not None:
@@ -500,29 +498,17 @@ class AngularHead(nn.Module):
         """
         _class_changes.keep_centers(self, dominant, optimizer)
 
-    # What a head with classes in other processes computes differently ------------------------------------------------
-
-    def compute_terms(self, inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool) -> ClassTerms:
-        """Return the terms of all classes from their storage."""
-        return self.class_storage.terms(inputs, rule, scale_safely=scale_safely)
-
-    def target_vectors(self, labels: Int[Tensor, " batch"]) -> Float[Tensor, "batch centers dim"]:
-        """Return the class vectors of labels from their storage."""
-        return self.class_storage.target_vectors(self.weight, labels, self.num_centers)
-
-    def normal_noise(self, like: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Return standard normal numbers, the same in all processes that hold classes of this head."""
-        return self.class_storage.normal_noise(like)
-
     # One call: loss per sample, state and noise ----------------------------------------------------------------------
 
-    def _sample_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
+    def sample_losses(
+        self, terms: ClassTerms, score: Float[Tensor, " batch"], labels: Int[Tensor, " batch"]
+    ) -> Float[Tensor, " batch"]:
         """Return the loss of each sample from the terms of all classes and the target scores."""
         weights = None if self.class_weights is None else self.class_weights.to(score.dtype)
         return sample_losses(terms, score, labels, self.num_classes, weights, self.label_smoothing)
 
     def _current_state(self) -> HeadState:
-        return HeadState(*(self._buffers.get(name) for name in HeadState._fields))
+        return HeadState(*map(self._buffers.get, HeadState._fields))
 
     def _state_for_call(self, x: Tensor, y: Tensor, history: StateHistory) -> HeadState:
         """Return the current state, or the one that a call used before if activation checkpointing repeats it."""
@@ -533,12 +519,13 @@ class AngularHead(nn.Module):
         """Return standard normal numbers (B,) for a random margin in training mode, else None."""
         if not self.training or not isinstance(self._margin, RandomAngle):
             return None
-        return self.normal_noise(torch.empty(len(x), dtype=self._wide_dtype(x), device=x.device))
+        dtype = _numerics.compute_dtype(x.dtype, self.weight.dtype)
+        return self.class_storage.normal_noise(torch.empty(len(x), dtype=dtype, device=x.device))
 
     # g and ψ -------------------------------------------------------------------------------------------------------
 
     @property
-    def _responses(self) -> Responses:
+    def responses(self) -> Responses:
         """g and ψ with the current values of their learned fields."""
         return Responses(self.angular, self.margin, self.gradient, self._changes_negatives)
 
@@ -550,19 +537,19 @@ class AngularHead(nn.Module):
     @property
     def _is_linear_in_x(self) -> bool:
         """Whether the scores of all other classes are linear functions of the feature."""
-        return self._responses.are_products and self.radius == "feature"
+        return self.responses.are_products and self.radius == "feature"
 
     def _with_learned_fields(self, owner: str, entry: Any) -> Any:
         """Return g or ψ with its learned fields replaced by the parameters of the head."""
-        learned = {name: getattr(self, f"{owner}_{name}") for name in self._learned_fields[owner]}
-        return replace(entry, **learned) if learned else entry
+        names = self._learned_fields[owner]
+        return replace(entry, **{name: getattr(self, f"{owner}_{name}") for name in names}) if names else entry
 
     # Scores of all classes as a matrix -------------------------------------------------------------------------------
 
     def _products(self, x: Tensor) -> Tensor:
         """Return the inner products (B, C) of features with class vectors, normalised if `weight_norm`."""
         class_vectors = self.weight if self.uses_weight_norm else sphere.polar(self.weight)[1]
-        dtype = self._wide_dtype(x)
+        dtype = _numerics.compute_dtype(x.dtype, self.weight.dtype)
         products = x.to(dtype) @ class_vectors.to(dtype).mT
         return products if self.num_centers == 1 else largest_per_class(products, self.num_centers)[0]
 
@@ -571,7 +558,7 @@ class AngularHead(nn.Module):
 
         The last result is the centre of each class with this cosine, (B, C), or None with one centre.
         """
-        dtype = self._wide_dtype(x)
+        dtype = _numerics.compute_dtype(x.dtype, self.weight.dtype)
         norms, directions = (t.to(dtype) for t in sphere.row_polar(x))
         w_norm, w_hat = (t.to(dtype) for t in sphere.polar(self.weight))
         cosines, winners, w_norm = directions @ w_hat.mT, None, w_norm.mT
@@ -585,10 +572,6 @@ class AngularHead(nn.Module):
         return norms.squeeze(1), magnitudes, cosines, winners
 
     # Dtypes, devices and display -------------------------------------------------------------------------------------
-
-    def _wide_dtype(self, x: Tensor) -> torch.dtype:
-        """Return the dtype of computation: the wider one of features and weight, at least float32."""
-        return torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
 
     def _narrow(self, result: Tensor, x: Tensor) -> Tensor:
         return _numerics.narrow(result, torch.promote_types(x.dtype, self.weight.dtype))

@@ -1,7 +1,8 @@
 r"""The target score f_y = h·ψ(θ): margin, choice of the gradient, annealing.
 
-`target_score` is the second step of a head's loss. If scores are products z = h·cos θ, `product_score` computes
-h·ψ(z/h) with a closed-form derivative. `normalized_gradient_term` has the gradient of the original SphereFace code.
+The second step of a head's loss is `score_of_product` if scores are products z = h·cos θ, else `score_of_cosine`.
+`product_score` computes h·ψ(z/h) with a closed-form derivative. `NormalizedGradient` has the gradient of the original
+SphereFace code.
 """
 
 from __future__ import annotations
@@ -17,79 +18,86 @@ from hypersphere.functions.margin import Margin
 from hypersphere.heads._responses import Responses
 from hypersphere.heads.fused_loss import safe_divisor, straight_through
 
-__all__ = ["Target", "normalized_gradient_term", "product_score", "target_score"]
+__all__ = ["NormalizedGradient", "TargetMargin", "product_score", "score_of_cosine", "score_of_product"]
 
 Psi = Callable[[Tensor], Tensor]
 PsiAndDerivative = Callable[[Tensor], tuple[Tensor, Tensor | float]]
 
 
-class Target(NamedTuple):
-    """What the target scores are computed from.
+class TargetMargin(NamedTuple):
+    """The margin on the target scores of a batch.
 
     Attributes:
-        product: (B,) h·cos θ of each sample with its target class if responses are products, else cos θ.
-        magnitude: h, (B,) or one number.
-        x: (B, d) features, for the normalized gradient.
-        x_norm: (B,) ‖x‖; None if neither magnitude nor gradient depends on it.
-        w_hat: (B, d) ŵ_y without gradient, for the normalized gradient.
-    """
-
-    product: Tensor
-    magnitude: Tensor | float
-    x: Tensor
-    x_norm: Tensor | None
-    w_hat: Tensor | None
-
-
-def target_score(
-    target: Target,
-    responses: Responses,
-    margin: Margin | None,
-    strength: float | Tensor = 1.0,
-    annealing_weight: Tensor | None = None,
-) -> Tensor:
-    r"""Return the target scores h·ψ(θ) with the chosen gradient, (B,), blended with h·g(θ) while annealing.
-
-    Args:
-        target: products and magnitudes of the samples.
-        responses: g and the choice of the gradient.
-        margin: ψ for this batch; None for g.
+        psi: ψ for this batch.
         strength: the strength of the margin, a number or (B,).
         annealing_weight: λ, the weight of the score without margin; None for 0.
     """
-    product, magnitude, x, x_norm, w_hat = target
-    unmargined = product
-    if not responses.are_products:
-        unmargined = magnitude * responses.with_gradient_mode(product, responses.angular(product))
-    if margin is None:
-        return unmargined
 
-    def psi(c: Tensor) -> Tensor:
-        return responses.with_gradient_mode(c, margin(c, responses.angular, strength))
+    psi: Margin
+    strength: float | Tensor = 1.0
+    annealing_weight: Tensor | None = None
 
-    if responses.are_products:
-        score = product_score(product, magnitude, psi, _closed_form(responses, margin, strength))
-    else:
-        score = magnitude * psi(product)
-    if responses.gradient == "normalized":
-        assert x_norm is not None
-        assert w_hat is not None
-        score = straight_through(unmargined, score)
+    def response(self, responses: Responses) -> Psi:
+        """Return ψ as a function of the cosine, with the chosen gradient."""
+        return lambda c: responses.with_gradient_mode(c, self.psi(c, responses.angular, self.strength))
+
+    def annealed(self, score: Tensor, unmargined: Tensor) -> Tensor:
+        """Return the mean of the scores with and without margin, of weights 1 and λ."""
+        weight = self.annealing_weight
+        return score if weight is None else (weight * unmargined + score) / (1 + weight)
+
+
+def score_of_product(
+    product: Tensor,
+    magnitude: Tensor | float,
+    responses: Responses,
+    margin: TargetMargin,
+    normalized: NormalizedGradient | None,
+) -> Tensor:
+    r"""Return the target scores h·ψ(θ), (B,), of a head whose scores without margin are products h·cos θ.
+
+    Args:
+        product: (B,) h·cos θ of each sample with its target class.
+        magnitude: h, (B,) or one number.
+        responses: g, which is the cosine, and the choice of the gradient.
+        margin: the margin.
+        normalized: the gradient of the original SphereFace code, if it is the one chosen.
+    """
+    psi = margin.response(responses)
+    score = product_score(product, magnitude, psi, _closed_form(responses, margin))
+    if normalized is not None:
+        score = straight_through(product, score)
         # The correction changes only gradients, and an exported program has none.
         if torch.is_grad_enabled() and not torch.compiler.is_exporting():
-            score = score + normalized_gradient_term(product, psi, x, x_norm, w_hat)
-    if annealing_weight is not None:
-        score = (annealing_weight * unmargined + score) / (1 + annealing_weight)
-    return score
+            score = score + normalized.correction(product, psi)
+    return margin.annealed(score, product)
 
 
-def _closed_form(responses: Responses, margin: Any, strength: float | Tensor) -> PsiAndDerivative | None:
+def score_of_cosine(
+    cosine: Tensor, magnitude: Tensor | float, responses: Responses, margin: TargetMargin | None
+) -> Tensor:
+    r"""Return the target scores h·ψ(θ), (B,), or h·g(θ) without a margin.
+
+    Args:
+        cosine: (B,) cos θ of each sample with its target class.
+        magnitude: h, (B,) or one number.
+        responses: g and the choice of the gradient.
+        margin: the margin; None for g.
+    """
+    unmargined = magnitude * responses.with_gradient_mode(cosine, responses.angular(cosine))
+    if margin is None:
+        return unmargined
+    return margin.annealed(magnitude * margin.response(responses)(cosine), unmargined)
+
+
+def _closed_form(responses: Responses, margin: TargetMargin) -> PsiAndDerivative | None:
     """Return ψ and ψ′ as functions of the cosine, or None if ψ′ is not known in closed form."""
     if not responses.has_closed_form:
         return None
+    psi: Any = margin.psi
     if responses.gradient == "detached":
-        return lambda c: (margin(c, responses.angular, strength), 1.0)
-    return lambda c: margin.value_and_slope(c, strength)
+        return lambda c: (psi(c, responses.angular, margin.strength), 1.0)
+    return lambda c: psi.value_and_slope(c, margin.strength)
 
 
 # Scores from products ------------------------------------------------------------------------------------------------
@@ -169,8 +177,8 @@ def _cosines(product: Tensor, magnitude: Tensor | float) -> Tensor:
 # The normalized gradient ---------------------------------------------------------------------------------------------
 
 
-def normalized_gradient_term(product: Tensor, psi: Psi, x: Tensor, x_norm: Tensor, w_hat: Tensor) -> Tensor:
-    r"""Return zeros whose gradient turns the gradient without margin into that of the original SphereFace.
+class NormalizedGradient(NamedTuple):
+    r"""The gradient of the original SphereFace code, for scores ‖x‖·ψ(θ).
 
     Without margin ∂f_y/∂x = ŵ. The original code has
 
@@ -178,26 +186,36 @@ def normalized_gradient_term(product: Tensor, psi: Psi, x: Tensor, x_norm: Tenso
 
     whose length is bounded for any margin, while ∂f_y/∂w is the one without margin.
 
-    Args:
-        product: (B,) products ‖x‖·c of features with unit class vectors.
-        psi: ψ, a function of the cosine.
+    Attributes:
         x: (B, d) features.
         x_norm: (B,) feature norms.
         w_hat: (B, d) directions of the target class vectors, detached.
     """
-    x_norm = x_norm.detach()
-    c = _cosines(product.detach(), x_norm)
-    value, derivative = psi(c).detach(), _derivative(psi, c)
-    with torch.no_grad():
-        inverse_norm = 1 / safe_divisor(x_norm)
-        along_x = value - derivative * c
-        length = torch.hypot(derivative, along_x * inverse_norm)
-        x_hat = x.detach() * inverse_norm.unsqueeze(1)
-        direction = derivative.unsqueeze(1) * w_hat + along_x.unsqueeze(1) * x_hat
-        # A zero length means ψ = ψ′ = 0, where the direction is zero too.
-        target_gradient = direction / length.masked_fill(length == 0, 1).unsqueeze(1)
-        difference = (target_gradient - w_hat).masked_fill((x_norm == 0).unsqueeze(1), 0)
-    return ((x - x.detach()) * difference).sum(1)
+
+    x: Tensor
+    x_norm: Tensor
+    w_hat: Tensor
+
+    def correction(self, product: Tensor, psi: Psi) -> Tensor:
+        """Return zeros (B,) whose gradient turns the gradient without margin into this one.
+
+        Args:
+            product: (B,) products ‖x‖·c of features with unit class vectors.
+            psi: ψ, a function of the cosine.
+        """
+        x, x_norm, w_hat = self.x, self.x_norm.detach(), self.w_hat
+        c = _cosines(product.detach(), x_norm)
+        value, derivative = psi(c).detach(), _derivative(psi, c)
+        with torch.no_grad():
+            inverse_norm = 1 / safe_divisor(x_norm)
+            along_x = value - derivative * c
+            length = torch.hypot(derivative, along_x * inverse_norm)
+            x_hat = x.detach() * inverse_norm.unsqueeze(1)
+            direction = derivative.unsqueeze(1) * w_hat + along_x.unsqueeze(1) * x_hat
+            # A zero length means ψ = ψ′ = 0, where the direction is zero too.
+            target_gradient = direction / length.masked_fill(length == 0, 1).unsqueeze(1)
+            difference = (target_gradient - w_hat).masked_fill((x_norm == 0).unsqueeze(1), 0)
+        return ((x - x.detach()) * difference).sum(1)
 
 
 def _derivative(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
