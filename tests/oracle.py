@@ -118,13 +118,15 @@ def energy(w, s, distance="euclidean", half_space=False, weights=None, reduction
     return total / pairs if reduction == "mean" else total
 
 
-def head_logits(x, w, y, *, radius="feature", weight_norm=True, g=math.cos, psi=None, annealing_weight=0.0, bias=None):
+def head_logits(
+    x, w, y, *, radius="feature", normalize_weight=True, g=math.cos, psi=None, annealing_weight=0.0, bias=None
+):
     """Return the scores with the margin on the target, entry by entry; `annealing_weight` is λ."""
     f = np.empty((len(x), len(w)))
     for i in range(len(x)):
         for j in range(len(w)):
             h = np.linalg.norm(x[i]) if radius == "feature" else radius
-            h = h if weight_norm else h * np.linalg.norm(w[j])
+            h = h if normalize_weight else h * np.linalg.norm(w[j])
             theta = angle(x[i], w[j])
             f[i, j] = h * g(theta)
             if j == y[i] and psi is not None:

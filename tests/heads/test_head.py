@@ -24,12 +24,12 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 # Arguments of `AngularHead` and of `oracle.head_logits` for the same scores.
 FORMS = {
-    "softmax": ({"weight_norm": False}, {"weight_norm": False}),
+    "softmax": ({"normalize_weight": False}, {"normalize_weight": False}),
     "modified": ({}, {}),
     "biased": ({"bias": True}, {"bias": True}),
     "l_softmax": (
-        {"weight_norm": False, "margin": hs.margin.Multiplicative(2)},
-        {"weight_norm": False, "psi": lambda t: oracle.margin(t, math.cos, m1=2)},
+        {"normalize_weight": False, "margin": hs.margin.Multiplicative(2)},
+        {"normalize_weight": False, "psi": lambda t: oracle.margin(t, math.cos, m1=2)},
     ),
     "a_softmax": ({"margin": "multiplicative"}, {"psi": lambda t: oracle.margin(t, math.cos, m1=4)}),
     "real_m": ({"margin": hs.margin.Multiplicative(1.7)}, {"psi": lambda t: oracle.margin(t, math.cos, m1=1.7)}),
@@ -46,7 +46,7 @@ FORMS = {
         {"radius": 64.0, "margin": "additive_angle"},
         {"radius": 64.0, "psi": lambda t: oracle.margin(t, math.cos, m2=0.5)},
     ),
-    "scaled_weighted": ({"radius": 8.0, "weight_norm": False}, {"radius": 8.0, "weight_norm": False}),
+    "scaled_weighted": ({"radius": 8.0, "normalize_weight": False}, {"radius": 8.0, "normalize_weight": False}),
 }
 
 
@@ -532,7 +532,7 @@ def test_head_rejects_bad_arguments(arguments, message):
         ({"radius": True}, "radius must be 'feature' or a positive number"),
         (
             {"gradient": "normalized"},
-            "gradient='normalized' needs a margin on the target, radius='feature', weight_norm=True and "
+            "gradient='normalized' needs a margin on the target, radius='feature', normalize_weight=True and "
             "angular='cosine'",
         ),
     ],
@@ -705,10 +705,20 @@ def test_head_counts_labels_that_equal_the_ignored_one_only_in_a_narrow_dtype(dt
     assert torch.equal(head.logits(x, y.to(dtype)), head.logits(x, y))
 
 
-@pytest.mark.parametrize("name", ["weight_norm", "bias"])
+@pytest.mark.parametrize("name", ["normalize_weight", "bias"])
 def test_head_requires_booleans(name):
     with pytest.raises(ValueError, match=f"^{name} must be True or False, not 'no'$"):
         AngularHead(4, 3, **{name: "no"})
+
+
+def test_head_accepts_the_old_name_of_normalize_weight():
+    with pytest.warns(
+        DeprecationWarning, match="^the argument weight_norm is deprecated, use normalize_weight instead$"
+    ):
+        head = AngularHead(4, 3, weight_norm=False)
+    assert head.uses_weight_norm
+    with pytest.warns(DeprecationWarning, match="weight_norm is deprecated, use AngularHead.normalize_weight instead"):
+        assert head.weight_norm is head.normalize_weight is False
 
 
 def test_head_logits_accept_a_feature_that_is_not_finite_with_an_ignored_label():

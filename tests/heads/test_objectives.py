@@ -117,7 +117,7 @@ def test_presets_with_centers_equal_the_loss_of_their_logits(preset):
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
     # The plain scores from the definition: the largest of the K scores of the class.
     each = AngularHead(
-        DIM, 3 * CLASSES, weight_norm=head.weight_norm, radius=head.radius, angular=head.angular
+        DIM, 3 * CLASSES, normalize_weight=head.normalize_weight, radius=head.radius, angular=head.angular
     ).double()
     each.load_state_dict({"weight": head.weight.detach()})
     expected = each.scores(x).unflatten(1, (CLASSES, 3)).amax(2)
@@ -429,15 +429,18 @@ def test_heads_reject_options_that_exclude_each_other(make, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"radius": "adaptive", "weight_norm": False}, "weight_norm must be True with radius='adaptive', not False"),
+        (
+            {"radius": "adaptive", "normalize_weight": False},
+            "normalize_weight must be True with radius='adaptive', not False",
+        ),
         ({"radius": "adaptive", "bias": True}, "bias must be False with radius='adaptive', not True"),
         (
             {"curriculum": 0.9, "margin": "norm_adaptive", "radius": 64.0},
             "curriculum needs a margin that does not follow",
         ),
         (
-            {"curriculum": 0.9, "margin": "additive_cosine", "centers": 2, "weight_norm": False},
-            "curriculum with several centres needs weight_norm=True",
+            {"curriculum": 0.9, "margin": "additive_cosine", "centers": 2, "normalize_weight": False},
+            "curriculum with several centres needs normalize_weight=True",
         ),
     ],
 )
@@ -446,14 +449,14 @@ def test_heads_refuse_options_that_need_each_others_results(options, message):
         AngularHead(8, 4, **options)
 
 
-@pytest.mark.parametrize("weight_norm", [True, False])
+@pytest.mark.parametrize("normalize_weight", [True, False])
 @pytest.mark.parametrize("centers", [1, 2])
 @pytest.mark.parametrize("option", [{"curriculum": 0.9}, {"interclass_filter": 0.3}, {"hard_negatives": 2}, {}])
-def test_loss_is_the_cross_entropy_of_the_logits(weight_norm, centers, option):
-    if "curriculum" in option and centers > 1 and not weight_norm:
+def test_loss_is_the_cross_entropy_of_the_logits(normalize_weight, centers, option):
+    if "curriculum" in option and centers > 1 and not normalize_weight:
         pytest.skip("refused")
     torch.manual_seed(0)
-    options = {"radius": 8.0, "margin": "additive_cosine", "weight_norm": weight_norm, "centers": centers}
+    options = {"radius": 8.0, "margin": "additive_cosine", "normalize_weight": normalize_weight, "centers": centers}
     head = AngularHead(4, 5, **options, **option).double().eval()
     with torch.no_grad():
         head.weight.mul_(torch.rand(len(head.weight), 1) * 3)
@@ -463,8 +466,8 @@ def test_loss_is_the_cross_entropy_of_the_logits(weight_norm, centers, option):
 
 def test_energy_of_class_vectors_with_norms_is_that_of_their_directions():
     torch.manual_seed(0)
-    head = AngularHead(8, 3, weight_norm=False, energy_weight=1.0).double()
-    plain = AngularHead(8, 3, weight_norm=False).double()
+    head = AngularHead(8, 3, normalize_weight=False, energy_weight=1.0).double()
+    plain = AngularHead(8, 3, normalize_weight=False).double()
     with torch.no_grad():
         head.weight.copy_(torch.eye(3, 8) * 0.5 + 0.1)
     plain.load_state_dict(head.state_dict())

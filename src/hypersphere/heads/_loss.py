@@ -63,8 +63,8 @@ def batch_loss(
         y: (B,) labels.
         before: the state before this batch.
         noise: (B,) standard normal numbers for a random margin.
-        exact: whether the terms are `exact` (see `ScoreRule`), and features of ignored samples are removed, which may be
-            NaN.
+        exact: whether the terms are exact, as `ScoreRule` says, and features of ignored samples, which may be NaN, are
+            removed.
     """
     counted = y != head.ignore_index
     labels = y.clamp(0, head.num_classes - 1)  # a bad label is reported after the computation
@@ -121,19 +121,19 @@ def _score_rule(
     is_plain = response is None and responses.margin is None
     needs_norm = head.norm_weight > 0 or isinstance(responses.margin, (NormAdaptive, NormLinear))
     return ScoreRule(
-        unit_class_vectors=head.weight_norm,
+        unit_class_vectors=head.normalize_weight,
         # Features are rescaled to an adaptive radius before the terms are computed.
         radius=None if isinstance(head.radius, str) else float(head.radius),
         response=response,
         derivative=derivative,
         detached=head.gradient == "detached",
         # The fused energy needs unit class vectors.
-        needs_matrix=needs_matrix or (head.energy_weight > 0 and not head.weight_norm),
+        needs_matrix=needs_matrix or (head.energy_weight > 0 and not head.normalize_weight),
         exact=exact,
         reduction=head.class_reduction,
         shared_bias=head.shares_bias,
         needs_feature_norm=needs_norm or (head.radius == "feature" and not is_plain),
-        needs_target_norm=not head.weight_norm and not is_plain,
+        needs_target_norm=not head.normalize_weight and not is_plain,
         needs_target_direction=head.gradient == "normalized",
         needs_energy=needs_energy and head.energy_weight > 0 and _energy_has_started(head, step),
         targets_present=True,
@@ -212,7 +212,7 @@ def target_scores(
     if are_products and responses.margin is None:
         return z
     magnitude = _feature_magnitude(head, x_norm, state, z)
-    magnitude = magnitude if head.weight_norm else magnitude * w_norm
+    magnitude = magnitude if head.normalize_weight else magnitude * w_norm
     margin = None
     if responses.margin is not None:
         margin = TargetMargin(

@@ -55,7 +55,7 @@ _WEIGHT = Accepted("a number >= 0", lambda value: is_number(value, 0))
 VALUES: dict[str, Accepted] = {
     "in_features": Accepted("an integer >= 1", lambda value: is_integer(value, 1)),
     "num_classes": Accepted("an integer >= 2", lambda value: is_integer(value, 2)),
-    "weight_norm": _BOOLEAN,
+    "normalize_weight": _BOOLEAN,
     "bias": _BOOLEAN,
     "centers": Accepted("an integer in [1, 255]", lambda value: is_integer(value, 1, 255)),
     "gradient": Accepted(f"one of {', '.join(map(repr, _GRADIENTS))}", lambda value: value in _GRADIENTS),
@@ -117,7 +117,7 @@ def _is_a_softmax(head: AngularHead, responses: Responses) -> bool:
     """Return True for scores ‖x‖·cos θ with a margin on the target alone."""
     has_target_margin = responses.margin is not None and not responses.margin_changes_others
     is_cosine = type(responses.angular) is Cosine
-    return has_target_margin and is_cosine and head.radius == "feature" and head.weight_norm
+    return has_target_margin and is_cosine and head.radius == "feature" and head.normalize_weight
 
 
 EXCLUSIONS: tuple[Exclusion, ...] = (
@@ -158,12 +158,13 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         lambda head, responses: head.curriculum is not None and isinstance(responses.margin, NormAdaptive),
     ),
     Exclusion(
-        "curriculum with several centres needs weight_norm=True",
-        lambda head, _: head.curriculum is not None and head.num_centers > 1 and not head.weight_norm,
+        "curriculum with several centres needs normalize_weight=True",
+        lambda head, _: head.curriculum is not None and head.num_centers > 1 and not head.normalize_weight,
     ),
     # The normalized gradient is defined for A-Softmax only.
     Exclusion(
-        "gradient='normalized' needs a margin on the target, radius='feature', weight_norm=True and angular='cosine'",
+        "gradient='normalized' needs a margin on the target, radius='feature', normalize_weight=True and "
+        "angular='cosine'",
         lambda head, responses: head.gradient == "normalized" and not _is_a_softmax(head, responses),
     ),
     Exclusion(
@@ -173,7 +174,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     # The centre with the largest score would depend on the margin.
     Exclusion(
         "centers must be 1 if norms are kept and the margin changes other classes, not {head.num_centers!r}",
-        lambda head, responses: head.num_centers > 1 and not head.weight_norm and responses.margin_changes_others,
+        lambda head, responses: head.num_centers > 1 and not head.normalize_weight and responses.margin_changes_others,
     ),
     # AdaCos: s = √2·log(C−1) must be positive, and it replaces all norms.
     Exclusion(
@@ -181,8 +182,8 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         lambda head, _: head.radius == "adaptive" and head.num_classes < 3,
     ),
     Exclusion(
-        "weight_norm must be True with radius='adaptive', not {head.weight_norm!r}",
-        lambda head, _: head.radius == "adaptive" and not head.weight_norm,
+        "normalize_weight must be True with radius='adaptive', not {head.normalize_weight!r}",
+        lambda head, _: head.radius == "adaptive" and not head.normalize_weight,
     ),
     Exclusion(
         "bias must be False with radius='adaptive', not True",
@@ -216,15 +217,15 @@ def check_combinations(head: AngularHead, responses: Responses) -> None:
 # The meaning of options ----------------------------------------------------------------------------------------------
 
 
-def magnitude_of(radius: str | float, weight_norm: bool) -> Magnitude:
+def magnitude_of(radius: str | float, normalize_weight: bool) -> Magnitude:
     """Return h(‖w‖, ‖x‖) as one of the magnitudes that layers use."""
     if radius == "feature":
-        return Linear() if weight_norm else InnerProduct()
+        return Linear() if normalize_weight else InnerProduct()
     is_positive = is_number(radius, 0) and float(radius) > 0
     accepted = "'feature' or a positive number, or 'adaptive' for that of AdaCos"
     require(is_positive or radius == "adaptive", "radius", accepted, radius)
     fixed = Sphere(alpha=1.0 if radius == "adaptive" else float(radius))
-    return fixed if weight_norm else LinearlyWeighted(fixed)
+    return fixed if normalize_weight else LinearlyWeighted(fixed)
 
 
 def checked_class_weights(weights: Tensor | None, num_classes: int) -> Tensor | None:

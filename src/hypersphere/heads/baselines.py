@@ -31,7 +31,7 @@ class _LinearHead(AngularHead):
     """A linear classifier f_j = ⟨w_j, x⟩ + b_j, without margin and schedules."""
 
     def __init__(self, in_features: int, num_classes: int, *, bias: bool = False) -> None:
-        super().__init__(in_features, num_classes, weight_norm=False, bias=bias)
+        super().__init__(in_features, num_classes, normalize_weight=False, bias=bias)
 
     def _counted(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the checked features and labels of the samples that count."""

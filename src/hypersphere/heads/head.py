@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics, sphere
+from hypersphere._deprecation import deprecated_argument, deprecated_attribute
 from hypersphere._validation import choose, is_number, require
 from hypersphere.functions._tensor_fields import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Cosine
@@ -71,9 +72,9 @@ class AngularHead(nn.Module):
 
     A training step reads values on the host once, to check labels and features; an energy with several centres or kept
     norms also reads values once per block of classes. A step is computed twice if squares of a class vector or feature
-    leave the range of the dtype, if a class vector is zero and `weight_norm` is True, or if `energy_weight` > 0 and a
-    class vector of the batch is closer than 7.8° (in float32) to another one. The second time it uses safe scaling and
-    an exact energy.
+    leave the range of the dtype, if a class vector is zero and `normalize_weight` is True, or if `energy_weight` > 0
+    and a class vector of the batch is closer than 7.8° (in float32) to another one. The second time it uses safe
+    scaling and an exact energy.
 
     A zero feature has score 0 for every class. Where scores are linear in x (`radius="feature"`, cosine g), it gets the
     gradient of a linear layer, as if there were no margin; elsewhere it has no direction and its gradient is zero.
@@ -83,7 +84,7 @@ class AngularHead(nn.Module):
         num_classes: C ≥ 2.
         radius: "feature" to keep ‖x‖, a number s > 0 to rescale every feature to norm s, or "adaptive" for the s of
             AdaCos, which starts at √2·log(C−1) and follows each training batch in the buffer `scale`.
-        weight_norm: whether class vectors are normalised to unit vectors; False keeps ‖w‖.
+        normalize_weight: whether class vectors are normalised to unit vectors; False keeps ‖w‖.
         angular: g, a name from `hypersphere.angular`, an instance or a callable of the cosine.
         margin: ψ, a name from `hypersphere.margin`, an instance, a callable of the target's cosine, or None for g.
         annealing: a schedule from the target score without margin to the one with the margin.
@@ -133,14 +134,16 @@ class AngularHead(nn.Module):
     """Buffers with one entry or row per class, with the value of new classes."""
     class_storage: ClassStorage = LocalClasses()
     """Where the class vectors are: all in this process, unless the head is part of a `ShardedHead`."""
+    weight_norm = deprecated_attribute("weight_norm", "normalize_weight")
 
+    @deprecated_argument("weight_norm", "normalize_weight")
     def __init__(
         self,
         in_features: int,
         num_classes: int,
         *,
         radius: str | float = "feature",
-        weight_norm: bool = True,
+        normalize_weight: bool = True,
         angular: str | Callable[[Tensor], Tensor] = "cosine",
         margin: str | Margin | Callable[[Tensor], Tensor] | None = None,
         annealing: Annealing | None = None,
@@ -167,7 +170,7 @@ class AngularHead(nn.Module):
         self.in_features = in_features
         self.num_classes = num_classes
         self.radius = radius
-        self.weight_norm = weight_norm
+        self.normalize_weight = normalize_weight
         self.annealing = annealing
         self.ramp = ramp
         self.num_centers = centers
@@ -184,8 +187,8 @@ class AngularHead(nn.Module):
         self.ignore_index = ignore_index
         self.reduction = reduction
         check_values(self, bias=bias, centers=centers)
-        self.magnitude = magnitude_of(radius, weight_norm)
-        self.decay_free_parameters = ("weight",) if weight_norm else ()
+        self.magnitude = magnitude_of(radius, normalize_weight)
+        self.decay_free_parameters = ("weight",) if normalize_weight else ()
         self._angular: Any = choose(ANGULARS, angular, "angular")
         self._margin: Any = None if margin is None else choose(MARGINS, margin, "margin")
         self._step_source = StepSource()
@@ -252,8 +255,8 @@ class AngularHead(nn.Module):
 
     @property
     def uses_weight_norm(self) -> bool:
-        """True if scores depend on ‖w‖. `weight_norm=True` normalises class vectors, so their norms are not used."""
-        return not self.weight_norm
+        """True if scores depend on ‖w‖, which `normalize_weight` removes."""
+        return not self.normalize_weight
 
     # Loss, scores and logits -----------------------------------------------------------------------------------------
 
@@ -547,7 +550,7 @@ class AngularHead(nn.Module):
     # Scores of all classes as a matrix -------------------------------------------------------------------------------
 
     def _products(self, x: Tensor) -> Tensor:
-        """Return the inner products (B, C) of features with class vectors, normalised if `weight_norm`."""
+        """Return the inner products (B, C) of features with class vectors, normalised if `normalize_weight`."""
         class_vectors = self.weight if self.uses_weight_norm else sphere.polar(self.weight)[1]
         dtype = _numerics.compute_dtype(x.dtype, self.weight.dtype)
         products = x.to(dtype) @ class_vectors.to(dtype).mT
@@ -563,7 +566,7 @@ class AngularHead(nn.Module):
         w_norm, w_hat = (t.to(dtype) for t in sphere.polar(self.weight))
         cosines, winners, w_norm = directions @ w_hat.mT, None, w_norm.mT
         if self.num_centers > 1:
-            ranked = cosines if self.weight_norm else w_norm * self.angular(cosines)
+            ranked = cosines if self.normalize_weight else w_norm * self.angular(cosines)
             winners = largest_per_class(ranked, self.num_centers)[1]
             cosines, w_norm = rows_of_winners(cosines, winners), rows_of_winners(w_norm, winners)
         magnitudes = self.magnitude(w_norm, norms)

@@ -108,7 +108,7 @@ def _largest_margin(
 
 def softmax(in_features: int, num_classes: int, *, bias: bool = False, **options: Unpack[HeadOptions]) -> AngularHead:
     """Softmax of a linear layer: f_j = ‖w_j‖‖x‖ cos θ_j (thesis, 2.2)."""
-    return AngularHead(in_features, num_classes, weight_norm=False, bias=bias, **options)
+    return AngularHead(in_features, num_classes, normalize_weight=False, bias=bias, **options)
 
 
 def modified_softmax(
@@ -121,7 +121,7 @@ def modified_softmax(
 def l_softmax(in_features: int, num_classes: int, m: float | Tensor = 4, **options: Unpack[HeadOptions]) -> AngularHead:
     """L-Softmax: both norms kept, the target angle multiplied by m (thesis, 2.4; Liu et al., ICML 2016)."""
     m, options = _largest_margin(m, num_classes, options, least=1)
-    return AngularHead(in_features, num_classes, weight_norm=False, margin=Multiplicative(m), **options)
+    return AngularHead(in_features, num_classes, normalize_weight=False, margin=Multiplicative(m), **options)
 
 
 def a_softmax(in_features: int, num_classes: int, m: float | Tensor = 4, **options: Unpack[HeadOptions]) -> AngularHead:

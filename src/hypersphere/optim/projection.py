@@ -24,8 +24,8 @@ __all__ = ["WeightedGradients", "project_weights_"]
 def project_weights_(model: nn.Module, norm: float = 1.0, *, report: bool = False) -> None:
     r"""Rescale every filter and every unit class vector to norm s in place, w ← s·ŵ (thesis, section 4.4.1).
 
-    Outputs do not change. Ordinary layers and heads that keep ‖w‖ (`weight_norm=False`) are left alone. Call it after
-    `optimizer.step()`, every step or every few steps.
+    Outputs do not change. Ordinary layers and heads that keep ‖w‖ (`normalize_weight=False`) are left alone. Call it
+    after `optimizer.step()`, every step or every few steps.
 
     Args:
         model: a model with decoupled operators (`hypersphere.layers`) or heads with unit class vectors

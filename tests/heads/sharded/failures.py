@@ -25,7 +25,7 @@ def check_settings(folder, groups):
     last = dist.get_rank() == dist.get_world_size() - 1
     different = {
         "radius": 9.0,
-        "weight_norm": False,
+        "normalize_weight": False,
         "angular": "linear",
         "margin": margin.AdditiveAngle(0.1),
         "annealing": Annealing(),

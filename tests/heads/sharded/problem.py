@@ -22,7 +22,7 @@ HEADS = {name: partial(preset, DIM, CLASSES) for name, preset in PRESETS.items()
     "all hard negatives": partial(PRESETS["s_softmax"], DIM, CLASSES, hard_negatives=20, centers=2),
     "filtered": partial(PRESETS["arcface"], DIM, CLASSES, s=8.0, interclass_filter=0.3),
     "class sizes": partial(PRESETS["arcface"], DIM, CLASSES, s=8.0, class_sizes=torch.arange(1, CLASSES + 1)),
-    "biased": partial(AngularHead, DIM, CLASSES, weight_norm=False, bias=True),
+    "biased": partial(AngularHead, DIM, CLASSES, normalize_weight=False, bias=True),
     "annealed": partial(AngularHead, DIM, CLASSES, margin="multiplicative", annealing=Annealing(10, 1, 1, 0)),
     "ramped": partial(AngularHead, DIM, CLASSES, radius=8.0, margin="additive_angle", ramp=Ramp(3)),
     "normalized": partial(AngularHead, DIM, CLASSES, margin="multiplicative", gradient="normalized"),
@@ -32,7 +32,9 @@ HEADS = {name: partial(preset, DIM, CLASSES) for name, preset in PRESETS.items()
     "ignoring": partial(AngularHead, DIM, CLASSES, ignore_index=2, energy_weight=0.5),
     "summing": partial(AngularHead, DIM, CLASSES, angular="sigmoid", reduction="sum"),
     "pulling": partial(AngularHead, DIM, CLASSES, angular="sigmoid", norm_weight=0.1, ignore_index=2),
-    "linear": partial(AngularHead, DIM, CLASSES, angular="linear", weight_norm=False, margin=margin.Multiplicative(2)),
+    "linear": partial(
+        AngularHead, DIM, CLASSES, angular="linear", normalize_weight=False, margin=margin.Multiplicative(2)
+    ),
     "soft": partial(PRESETS["sphereface_r"], DIM, CLASSES, normalization="soft"),
     "weighted plus": partial(PRESETS["sphereface_plus"], DIM, CLASSES, class_weights=torch.arange(CLASSES) / 3),
     "callable": partial(AngularHead, DIM, CLASSES, angular=torch.tanh),
