@@ -6,7 +6,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
 from hypersphere.functions.margin import AffineAngleMargin, Combined, Multiplicative, NormAdaptive
-from hypersphere.heads.target_score import product_score, reference_score
+from hypersphere.heads.target_score import reference_scaled_psi, scaled_psi
 
 QUALITY = torch.linspace(-1, 1, 41, dtype=torch.float64)
 FAMILY = {
@@ -45,7 +45,7 @@ def test_presets_with_a_margin_of_the_family_have_a_closed_form():
 
 
 @pytest.mark.parametrize("preset", ["l_softmax", "a_softmax", "am_softmax", "arcface", "adaface"])
-def test_product_score_differentiates_twice(preset):
+def test_scaled_psi_differentiates_twice(preset):
     torch.manual_seed(0)
     head = hs.heads.PRESETS[preset](4, 5).double().eval()
     x, y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 4, 2])
@@ -59,11 +59,11 @@ def test_product_score_differentiates_twice(preset):
     assert gradgradcheck(loss, inputs, atol=1e-4, fast_mode=True)
 
 
-def test_product_score_of_zero_magnitude_has_the_gradient_of_a_linear_layer():
+def test_scaled_psi_of_zero_magnitude_has_the_gradient_of_a_linear_layer():
     psi = Multiplicative(4)
     product = torch.tensor([0.0, 0.5], requires_grad=True)
     magnitude = torch.tensor([0.0, 1.0], requires_grad=True)
-    score = product_score(product, magnitude, psi, psi.value_and_slope)
+    score = scaled_psi(product, magnitude, psi, psi.value_and_slope)
     assert score[0] == 0
     (grad,) = torch.autograd.grad(score.sum(), product)
     assert grad[0] == 1
@@ -83,12 +83,12 @@ class Doubled(AffineAngleMargin):
 
 
 @pytest.mark.parametrize("magnitude", [3.0, torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)])
-def test_product_score_uses_a_constant_derivative(magnitude):
+def test_scaled_psi_uses_a_constant_derivative(magnitude):
     product = torch.tensor([0.25, 0.5], dtype=torch.float64, requires_grad=True)
     inputs = [product, *([magnitude] if isinstance(magnitude, torch.Tensor) else [])]
     psi = Doubled()
-    ours = torch.autograd.grad(product_score(product, magnitude, psi, psi.value_and_slope).sum(), inputs)
-    expected = torch.autograd.grad(reference_score(product, magnitude, psi).sum(), inputs)
+    ours = torch.autograd.grad(scaled_psi(product, magnitude, psi, psi.value_and_slope).sum(), inputs)
+    expected = torch.autograd.grad(reference_scaled_psi(product, magnitude, psi).sum(), inputs)
     torch.testing.assert_close(ours, expected)
 
 

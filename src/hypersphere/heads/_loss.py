@@ -114,7 +114,7 @@ def _score_rule(
     """Return how scores are computed in this call, and which terms of the classes the loss needs."""
     response, derivative, needs_matrix = None, None, False
     if not responses.are_products:
-        # Evaluated now: the closure runs in backward, when `steps` has advanced.
+        # Evaluated now: `response` also runs in backward, when `steps` has advanced.
         strength = ramp_strength(head, step, x)
         response, derivative = partial(responses.others, strength=strength), responses.others_derivative()
         needs_matrix = responses.needs_autograd()
@@ -210,7 +210,7 @@ def target_scores(
     """
     are_products = responses.are_products
     if are_products and responses.margin is None:
-        return z
+        return z  # the scores without margin
     magnitude = _feature_magnitude(head, x_norm, state, z)
     magnitude = magnitude if head.normalize_weight else magnitude * w_norm
     margin = None
@@ -220,8 +220,9 @@ def target_scores(
             strength=_target_strength(head, state.steps, batch.labels, z),
             annealing_weight=_annealing_weight(head, state.steps, z),
         )
-    if margin is None or not are_products:
+    if not are_products:
         return score_of_cosine(z, magnitude, responses, margin)
+    assert margin is not None
     normalized = None
     if responses.gradient == "normalized":
         assert x_norm is not None

@@ -1,7 +1,7 @@
 r"""The target score f_y = h·ψ(θ): margin, choice of the gradient, annealing.
 
 The second step of a head's loss is `score_of_product` if scores are products z = h·cos θ, else `score_of_cosine`.
-`product_score` computes h·ψ(z/h) with a closed-form derivative. `NormalizedGradient` has the gradient of the original
+`scaled_psi` computes h·ψ(z/h) with a closed-form derivative. `NormalizedGradient` has the gradient of the original
 SphereFace code.
 """
 
@@ -18,7 +18,7 @@ from hypersphere.functions.margin import Margin
 from hypersphere.heads._responses import Responses
 from hypersphere.heads.fused_loss import safe_divisor, straight_through
 
-__all__ = ["NormalizedGradient", "TargetMargin", "product_score", "score_of_cosine", "score_of_product"]
+__all__ = ["NormalizedGradient", "TargetMargin", "scaled_psi", "score_of_cosine", "score_of_product"]
 
 Psi = Callable[[Tensor], Tensor]
 PsiAndDerivative = Callable[[Tensor], tuple[Tensor, Tensor | float]]
@@ -64,7 +64,7 @@ def score_of_product(
         normalized: the gradient of the original SphereFace code, if it is the one chosen.
     """
     psi = margin.response(responses)
-    score = product_score(product, magnitude, psi, _closed_form(responses, margin))
+    score = scaled_psi(product, magnitude, psi, _closed_form(responses, margin))
     if normalized is not None:
         score = straight_through(product, score)
         # The correction changes only gradients, and an exported program has none.
@@ -100,10 +100,10 @@ def _closed_form(responses: Responses, margin: TargetMargin) -> PsiAndDerivative
     return lambda c: psi.value_and_slope(c, margin.strength)
 
 
-# Scores from products ------------------------------------------------------------------------------------------------
+# The function h·ψ(z/h) -----------------------------------------------------------------------------------------------
 
 
-def product_score(
+def scaled_psi(
     product: Tensor, magnitude: Tensor | float, psi: Psi, psi_and_derivative: PsiAndDerivative | None = None
 ) -> Tensor:
     r"""Return the target score h·ψ(c) with c = z/h, given the products z = h·c.
@@ -117,17 +117,17 @@ def product_score(
         psi_and_derivative: ψ and ψ′ as functions of the cosine; None to differentiate ψ automatically.
     """
     if psi_and_derivative is not None and only_reverse_mode(product):
-        return _ExplicitScore.apply(product, magnitude, psi, psi_and_derivative)
-    return reference_score(product, magnitude, psi)
+        return _ScaledPsi.apply(product, magnitude, psi, psi_and_derivative)
+    return reference_scaled_psi(product, magnitude, psi)
 
 
-def reference_score(product: Tensor, magnitude: Tensor | float, psi: Psi) -> Tensor:
+def reference_scaled_psi(product: Tensor, magnitude: Tensor | float, psi: Psi) -> Tensor:
     """Return h·ψ(c) in ordinary, differentiable operations."""
     score = magnitude * psi(_cosines(product, magnitude))
     return torch.where(magnitude == 0, product, score) if isinstance(magnitude, Tensor) else score
 
 
-class _ExplicitScore(torch.autograd.Function):
+class _ScaledPsi(torch.autograd.Function):
     r"""f = h·ψ(z/h) with ∂f/∂z = ψ′ and ∂f/∂h = ψ − ψ′c: half as many operations as automatic differentiation."""
 
     @staticmethod
@@ -162,7 +162,7 @@ class _ExplicitScore(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
 
             def reference(product: Tensor, magnitude: Tensor | None) -> Tensor:
-                return reference_score(product, ctx.number if magnitude is None else magnitude, ctx.psi)
+                return reference_scaled_psi(product, ctx.number if magnitude is None else magnitude, ctx.psi)
 
             return *differentiable_gradients(reference, (product, magnitude), needs, grad), None, None
         grad_product = grad if derivative is None else grad * derivative
