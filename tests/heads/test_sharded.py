@@ -38,6 +38,11 @@ def start(folder, size, *checks):
     return [subprocess.Popen(command, text=True, env=ENVIRONMENT, **streams) for command in commands]
 
 
+def kill(workers):
+    for process in workers:
+        process.kill()
+
+
 class Group:
     """Four processes that run one check after the other. If one fails, they end, and the next check starts others."""
 
@@ -55,7 +60,8 @@ class Group:
                 process.stdin.flush()
         failures = [output for process in self.workers if (output := self._failure(process, check))]
         if failures:
-            self.end()
+            kill(self.workers)
+            self.workers = []
             pytest.fail("\n".join(failures), pytrace=False)
 
     @staticmethod
@@ -70,14 +76,12 @@ class Group:
 
     def end(self):
         """End the processes, and return their exit codes."""
-        workers, self.workers = self.workers, []
-        for process in workers:
-            process.stdin.close()
         try:
-            return [process.wait(timeout=150) for process in workers]
+            for process in self.workers:
+                process.stdin.close()
+            return [process.wait(timeout=150) for process in self.workers]
         finally:
-            for process in workers:
-                process.kill()
+            kill(self.workers)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +143,10 @@ def test_sharded_head_trains_with_a_data_parallel_backbone(tmp_path):
 
 def test_sharded_head_raises_if_another_process_is_killed_or_silent(tmp_path):
     workers = start(tmp_path, 2, "silence")
-    outputs = [process.communicate(timeout=150)[0] for process in workers]
+    try:
+        outputs = [process.communicate(timeout=150)[0] for process in workers]
+    finally:
+        kill(workers)
     assert [process.returncode for process in workers] == [0, -9], outputs
     assert (tmp_path / "survived").exists()
 
