@@ -26,8 +26,9 @@ def record(row: str, seed: int, *, error: float | None = None, diverged: bool = 
     curves = {"loss": [2.0, 1.0], "error": [90.0, 50.0 + seed, value], "energy": [0.6, 0.55, 0.5]}
     metrics = {"error": None if diverged else value, "diverged": float(diverged)}
     about = {"versions": {"torch": "2.9"}, "machine": "here", "threads": 1, "commit": "abc", "seconds": 1.0}
-    settings = {"epochs": 2, "operator": {"name": "sphere", "angular": {"name": "sigmoid", "k": 0.5}}, "shift": row}
-    return {"row": row, "seed": seed, "metrics": metrics, "curves": curves, "settings": settings, **about, **changes}
+    operator = {"name": "sphere", "angular": {"name": "sigmoid", "k": 0.5}}
+    config = {"epochs": 2, "validation": {"every": 1}, "operator": operator, "shift": row}
+    return {"row": row, "seed": seed, "metrics": metrics, "curves": curves, "config": config, **about, **changes}
 
 
 def results(rows: tuple[str, ...] = ("a", "b"), **changes: object) -> RecipeResults:
@@ -118,16 +119,53 @@ def test_summary_table_marks_nothing_within_the_noise() -> None:
     assert "class='best'" not in html
 
 
-def test_curves_are_placed_at_their_epochs() -> None:
-    every = {"epochs": 4}
-    records = [
-        record("a", 0, settings=every, curves={"loss": [2.0, 1.0], "error": [90.0, 40.0, 20.0]}),
-        record("a", 1, settings=every, diverged=True, curves={"loss": [3.0], "error": [80.0, 60.0]}),
-    ]
-    (tabs,) = recipe_page(results(("a",), records=records)).sections[1:-1]
-    error, loss = (chart_spec(chart.chart)["data"]["values"] for chart in tabs.sections)  # type: ignore[union-attr]
-    assert [(row["x"], row["y"]) for row in error] == [(0, 85.0), (2, 50.0), (4, 20.0)]
-    assert [row["x"] for row in loss] == [2, 4]
+def curve_charts(*records: dict) -> dict[str, dict[str, list]]:
+    """Return the places of the curves of a row by the title of the tabs and of the curve."""
+    tabs = recipe_page(results(("a",), records=records)).sections[1]
+    specs = {chart.title: chart_spec(chart.chart) for chart in tabs.sections}  # type: ignore[union-attr]
+    assert all(f"By {spec['layer'][-1]['encoding']['x']['title']}" == tabs.title for spec in specs.values())
+    return {tabs.title: {title: [row["x"] for row in spec["data"]["values"]] for title, spec in specs.items()}}
+
+
+def test_curves_are_placed_at_the_epochs_of_validation() -> None:
+    """The last epoch is always validated, and diverged seeds have shorter curves."""
+    config = {"epochs": 16, "steps": None, "validation": {"every": 5, "every_unit": "epochs"}}
+    curves = {"loss": [4.0, 3.0, 2.0, 1.0], "error": [90.0, 40.0, 30.0, 25.0, 20.0]}
+    shorter = {"loss": [3.0], "error": [80.0, 60.0]}
+    full, diverged = (
+        record("a", 0, config=config, curves=curves),
+        record("a", 1, config=config, curves=shorter, diverged=True),
+    )
+    places = {"By epoch": {"test error %": [0, 5, 10, 15, 16], "training loss": [5, 10, 15, 16]}}
+    assert curve_charts(full) == curve_charts(full, diverged) == places
+    assert curve_charts(diverged) == {"By epoch": {"test error %": [0, 5], "training loss": [5]}}
+    tabs = recipe_page(results(("a",), records=[full, diverged])).sections[1]
+    values = chart_spec(tabs.sections[0].chart)["data"]["values"]  # type: ignore[union-attr]
+    assert [row["y"] for row in values] == [85.0, 50.0, 30.0, 25.0, 20.0]
+
+
+def test_curves_of_trainings_by_steps_are_placed_at_steps() -> None:
+    """Validation within epochs has no loss; only the end of training has one."""
+    config = {"epochs": None, "steps": 5000, "validation": {"every": 2000, "every_unit": "steps"}}
+    by_steps = record("a", 0, config=config, curves={"loss": [1.0], "error": [90.0, 40.0, 30.0, 25.0]})
+    places = {"test error %": [0, 2000, 4000, 5000], "training loss": [5000]}
+    assert curve_charts(by_steps) == {"By step": places}
+
+
+@pytest.mark.parametrize(("ends", "unit"), [({"steps": 900}, "epochs"), ({"epochs": 2}, "steps")])
+def test_curves_are_placed_by_validation_if_the_end_has_another_unit(ends: dict, unit: str) -> None:
+    config = {"epochs": None, "steps": None, **ends, "validation": {"every": 400, "every_unit": unit}}
+    one = record("a", 0, config=config, curves={"loss": [1.0], "error": [90.0, 40.0, 30.0]})
+    assert curve_charts(one) == {"By validation": {"test error %": [0, 1, 2], "training loss": [2]}}
+    other = {**config, "epochs": 8, "validation": {"every": 4}}
+    assert list(curve_charts(one, record("a", 1, config=other))) == ["By validation"]
+
+
+def test_curves_without_validation_are_placed_at_epochs() -> None:
+    """They are made by functions of a recipe, or by version 0.1."""
+    assert curve_charts(record("a", 0, config=None, curves={"loss": [3.0, 2.0]})) == {
+        "By epoch": {"training loss": [1, 2]}
+    }
 
 
 def test_curves_with_an_axis_of_their_own_are_placed_on_it(tmp_path: Path) -> None:
@@ -148,7 +186,7 @@ def test_curves_with_an_axis_of_their_own_are_placed_on_it(tmp_path: Path) -> No
 
 
 def test_recipe_page_reads_configs_scales_and_missing_fields() -> None:
-    """Records of other versions have `config` instead of `settings`, a scale, or no curves."""
+    """Records may have a scale, or no curves."""
     records = [{"row": "a", "seed": 0, "metrics": {"error": math.nan}, "config": {"epochs": 3}, "scale": "cpu"}]
     page = recipe_page(results(("a",), records=records))
     assert page.meta["scale"] == "cpu"
@@ -167,7 +205,8 @@ def test_recipe_page_names_all_machines_versions_and_overrides() -> None:
     assert page.sections[-1].caption == "Changed from the recipe: epochs."  # type: ignore[union-attr]
 
 
-STORED = sorted({path.parents[1] for path in (Path(__file__).parents[2] / "results").glob("*/*/seed-0.json")})
+RESULTS = Path(__file__).parents[2] / "results"
+STORED = sorted({path.parents[1] for path in RESULTS.glob("*/*/seed-*.json")})
 
 
 @pytest.mark.parametrize("folder", STORED, ids=lambda folder: folder.name)
@@ -179,4 +218,17 @@ def test_stored_records_have_pages(folder: Path) -> None:
     assert len(summary_table(shown).rows) == len(rows)
     titles = [section.title for section in recipe_page(shown).sections]
     assert titles[0] == "Results"
-    assert ("By epoch" in titles) == any(saved["curves"] for saved in records)
+    assert any(title.startswith("By ") for title in titles) == any(saved["curves"] for saved in records)
+
+
+def test_stored_curves_of_lfw_are_placed_at_their_epochs() -> None:
+    """There are 16 epochs, with a validation before training, after every fifth epoch and after the last one."""
+    saved = [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("lfw/m=4/seed-*.json")]
+    if not saved:
+        pytest.skip("the records are not part of this copy")
+    over_training = ("loss", "verification.accuracy")
+    records = [record | {"curves": {key: record["curves"][key] for key in over_training}} for record in saved]
+    tabs = recipe_page(results(("m=4",), records=records)).sections[1]
+    loss, accuracy = (chart_spec(chart.chart)["data"]["values"] for chart in tabs.sections)  # type: ignore[union-attr]
+    assert [row["x"] for row in loss] == [5, 10, 15, 16]
+    assert [row["x"] for row in accuracy] == [0, 5, 10, 15, 16]

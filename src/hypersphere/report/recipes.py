@@ -39,8 +39,8 @@ class RecipeResults:
         title, lead: heading and first paragraph.
         columns: columns of the table by the key of the metric in the records.
         rows: names of the rows, in order.
-        records: mappings with `row`, `seed`, `metrics`, and optionally `curves`, `settings` or `config`, `seconds`,
-            `versions`, `machine`, `threads`, `commit`, `overrides` and `scale`.
+        records: mappings with `row`, `seed`, `metrics`, and optionally `curves`, `config`, `seconds`, `versions`,
+            `machine`, `threads`, `commit`, `overrides` and `scale`.
         printed: the numbers of the source, by row and key.
         figures: keys of the curves in figure.svg.
         comparisons: tables that compare the rows, shown below the results.
@@ -97,9 +97,7 @@ def write_recipe_page(results: RecipeResults, folder: Path) -> Path:
         with replacing(folder / "figure.svg") as draft:
             draft.write_text(figure_svg(results.title, list(filter(None, rows))), encoding="utf-8")
         drawn = ", ".join(results.column(key).name for key in results.figures)
-        over = ", ".join(
-            dict.fromkeys(results.axes[key][0] if key in results.axes else "epoch" for key in results.figures)
-        )
+        over = ", ".join(dict.fromkeys(_axis_name(results, key) for key in results.figures))
         blocks.append(f"![{results.title}: {drawn} over {over}](figure.svg)")
     with replacing(folder / "table.md") as draft:
         draft.write_text("\n\n".join([*blocks, *map(markdown, _settings(results))]) + "\n", encoding="utf-8")
@@ -156,26 +154,27 @@ def _ends(group: Mapping[str, str]) -> str:
 
 
 def _curve_tabs(results: RecipeResults) -> list[Section]:
-    """Return the curves with an axis of their own, then those by epoch."""
+    """Return the curves with an axis of their own, then those over training."""
     keys = {key for record in results.records for key in record.get("curves", ())}
     groups = group_rows(list(results.by_row()))
-    kinds: dict[str, list[Section]] = {"Curves": [], "By epoch": []}
+    with_axis: list[Section] = []
+    over_training: list[Section] = []
     for key in sorted(keys, key=lambda key: (FIRST.index(key) if key in FIRST else len(FIRST), key)):
         name = results.column(key).name
         made = [(title or name, _chart(results, key, names)) for title, names in groups.items()]
         drawn: list[Section] = [Chart(title, chart) for title, chart in made if chart is not None]
         if drawn:
-            kind = "Curves" if key in results.axes else "By epoch"
-            kinds[kind].append(drawn[0] if len(groups) == 1 else Tabs(name, drawn))
-    return [Tabs(kind, sections) for kind, sections in kinds.items() if sections]
+            sections = with_axis if key in results.axes else over_training
+            sections.append(drawn[0] if len(groups) == 1 else Tabs(name, drawn))
+    by_title = {"Curves": with_axis, f"By {_unit(results)}": over_training}
+    return [Tabs(title, sections) for title, sections in by_title.items() if sections]
 
 
 def _chart(results: RecipeResults, key: str, names: Mapping[str, str]) -> Any:
     """Return a chart with one curve per row, mean and deviation over seeds; None if no row has the curve."""
     column, by_row = results.column(key), results.by_row()
-    axis_name, *ends = results.axes.get(key, ("epoch",))
-    placed = {row: _by_place(by_row[row], key, *ends) if ends else _by_epoch(by_row[row], key) for row in names}
-    curves = [_blocks.seed_curve(short, placed[row]) for row, short in names.items()]
+    place = _on_axis if key in results.axes else _over_training
+    curves = [_blocks.seed_curve(short, place(results, by_row[row], key)) for row, short in names.items()]
     series = [curve for curve in curves if curve]
     if not series:
         return None
@@ -183,7 +182,7 @@ def _chart(results: RecipeResults, key: str, names: Mapping[str, str]) -> Any:
     is_steep = key in ("error", "loss") and len(means) > 0 and 0 < 10 * means.min() < means.max()
     return charts.lines(
         series,
-        x_name=axis_name,
+        x_name=_axis_name(results, key),
         y_name=column.name,
         format=column.format,
         log_y=bool(is_steep),
@@ -192,28 +191,53 @@ def _chart(results: RecipeResults, key: str, names: Mapping[str, str]) -> Any:
     )
 
 
-def _by_place(records: Sequence[Mapping[str, Any]], key: str, low: float, high: float) -> list[dict[float, Any]]:
-    """Return the values of a curve at evenly spaced places from `low` to `high` for each record that has it."""
+def _axis_name(results: RecipeResults, key: str) -> str:
+    return results.axes[key][0] if key in results.axes else _unit(results)
+
+
+def _on_axis(results: RecipeResults, records: Sequence[Mapping[str, Any]], key: str) -> list[dict[float, Any]]:
+    """Return the values of a curve at evenly spaced places on its axis for each record that has it."""
     curves = [curve for record in records if (curve := record.get("curves", {}).get(key))]
+    _, low, high = results.axes[key]
     return [dict(zip(np.linspace(low, high, len(curve)).tolist(), curve, strict=True)) for curve in curves]
 
 
-def _by_epoch(records: Sequence[Mapping[str, Any]], key: str) -> list[dict[float, Any]]:
-    """Return the values of a curve by epoch for each record that has it; they are evenly spaced.
+def _over_training(results: RecipeResults, records: Sequence[Mapping[str, Any]], key: str) -> list[dict[float, Any]]:
+    """Return the values of a curve by epoch or step for each record that has it.
 
-    A curve with one more value than the loss starts at epoch 0. The curves of diverged seeds are shorter.
+    All curves of a record end at its last validation. Those with more values than validations start before training.
     """
-    curves = [record.get("curves", {}).get(key) or () for record in records]
-    count = max(map(len, curves))
-    before = int(count == max(len(record.get("curves", {}).get("loss", ())) for record in records) + 1)
-    total = _config(records[0]).get("epochs")
-    diverged = all(record["metrics"].get("diverged") for record in records)
-    step = total / (count - before) if isinstance(total, int) and count > before and not diverged else 1.0
-    return [{step * (index + 1 - before): value for index, value in enumerate(curve)} for curve in curves if curve]
+    placed, unit = [], _unit(results)
+    for record in records:
+        curves = {name: curve for name, curve in record.get("curves", {}).items() if name not in results.axes}
+        # The loss has no value before training, and a single one if validation is within epochs.
+        losses, longest = len(curves.get("loss", ())), max(map(len, curves.values()), default=0)
+        count = max(losses, longest - 1) if "loss" in curves else longest
+        name, every, end = _schedule(record)
+        if name != unit:
+            every, end = 1, math.inf
+        if curve := curves.get(key):
+            numbers = range(count + 1 - len(curve), count + 1)
+            # The end of training is validated even if it is not a multiple of `every`.
+            placed.append({min(every * number, end): value for number, value in zip(numbers, curve, strict=True)})
+    return placed
 
 
-def _config(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    return record.get("config") or record.get("settings") or {}
+def _unit(results: RecipeResults) -> str:
+    """Return the unit of training on the horizontal axis: "epoch", "step", or "validation" if neither is known."""
+    units = {_schedule(record)[0] for record in results.records}
+    return units.pop() if len(units) == 1 else "validation"
+
+
+def _schedule(record: Mapping[str, Any]) -> tuple[str, int, float]:
+    """Return the unit of validation, the distance between two validations, and the end of training."""
+    config = record.get("config") or {}
+    if "validation" not in config:  # of a function of the recipe, or of version 0.1: validated after each epoch
+        return "epoch", 1, math.inf
+    unit = config["validation"].get("every_unit", "epochs")
+    if config.get(unit) is None:  # the end is known only in the other unit
+        return "validation", 1, math.inf
+    return unit.removesuffix("s"), config["validation"]["every"], config[unit]
 
 
 def _pictures(results: RecipeResults, tensors: Mapping[str, Sequence[Mapping[str, Tensor]]]) -> list[Section]:
@@ -244,7 +268,7 @@ def _pictures(results: RecipeResults, tensors: Mapping[str, Sequence[Mapping[str
 
 def _starts(record: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the initial values of learned parameters: 1 for a factor of ρ, and for k that of the operator."""
-    operator = _config(record).get("operator")
+    operator = (record.get("config") or {}).get("operator")
     angular = operator.get("angular") if isinstance(operator, Mapping) else None
     return {"radius_factor": 1.0, "k": angular.get("k") if isinstance(angular, Mapping) else None}
 
@@ -253,7 +277,7 @@ def _settings(results: RecipeResults) -> list[Table]:
     """Return a table of the settings that all rows share, and the changes from the recipe; none for old records."""
     overrides = results.records[0].get("overrides") or {}
     changed = f"Changed from the recipe: {', '.join(overrides)}." if overrides else ""
-    table = _blocks.settings_table([_config(record) for record in results.records], changed)
+    table = _blocks.settings_table([record.get("config") or {} for record in results.records], changed)
     return [table] if table.rows else []
 
 
