@@ -146,7 +146,7 @@ def test_page_with_many_classes_and_layers() -> None:
     assert ">ROC<" not in page_html(run_page([alone]))  # no two examples of one class
     energies = {f"layer {number}": 0.5 for number in range(30)}
     deep = replace(made(), metrics=[{"kind": "epoch", "epoch": epoch, "energy": energies} for epoch in (1, 2)])
-    chart = _energies("Hidden layers", [deep])
+    chart = _energies("Hidden layers", [deep], "epoch")
     assert chart is not None
     assert chart.chart.description.startswith("Heat map of energy, 30 × 2.")
 
@@ -216,6 +216,26 @@ def test_validation_metrics_of_any_name_are_drawn() -> None:
     html = page_html(run_page([replace(made(), metrics=metrics)]))
     assert "Verification.accuracy" in titles(html)
     assert "curve of eer over epoch" in html
+
+
+def test_curves_of_validations_within_epochs_are_drawn_by_step() -> None:
+    metrics: list[dict] = [{"kind": "step", "step": 1, "epoch": 0, "loss": 2.0, "rate": 0.1}]
+    for step, share in ((10, 0.5), (20, 0.7)):
+        line = {"kind": "validation", "epoch": 0, "step": step, "accuracy": share}
+        metrics.append(line | {"energy": {"conv": share, "head": 1.0}})
+    metrics.append({"kind": "epoch", "epoch": 1, "step": 21, "loss": 1.5})  # not validated
+    metrics.append(metrics[1] | {"kind": "epoch", "epoch": 2, "step": 25, "loss": 1.0, "accuracy": 0.8})
+    (tabs,) = (
+        section for section in run_page([replace(made(), metrics=metrics)]).sections if section.title == "Measurements"
+    )
+    curves, energies = tabs.sections[0].sections  # type: ignore[union-attr]
+    specs = {chart.title: chart_spec(chart.chart) for chart in (*curves.sections, *energies.sections)}
+    places = {title: [row["x"] for row in spec["data"]["values"]] for title, spec in specs.items()}
+    assert places["Training loss"] == [1, 2]
+    assert places["Test accuracy"] == places["Hidden layers"] == places["Class vectors"] == [10, 20, 25]
+    names = {title: spec["layer"][-1]["encoding"]["x"]["title"] for title, spec in specs.items()}
+    assert (names["Training loss"], names["Test accuracy"], names["Hidden layers"]) == ("epoch", "step", "step")
+    assert energies.title == "Hyperspherical energy by step"
 
 
 def test_page_of_a_run_without_logged_metrics() -> None:

@@ -71,10 +71,20 @@ def seed_table(
     return Table(title, heads, body, caption)
 
 
-def seed_curve(name: str, seeds: Sequence[Mapping[float, Any]]) -> Series | None:
-    """Return the values of all seeds at the union of their steps or epochs; None if there are no values."""
-    places = sorted({place for seed in seeds for place in seed})
-    return Series(name, [[seed.get(place) for place in places] for seed in seeds], x=places) if places else None
+def seed_curves(values: Mapping[str, Sequence[Mapping[float, Any]]]) -> list[Series]:
+    """Return one curve per name from the values of each seed by step or epoch; names without values are omitted."""
+    curves = []
+    for name, seeds in values.items():
+        places = sorted({place for seed in seeds for place in seed})
+        if places:
+            curves.append(Series(name, [[seed.get(place) for place in places] for seed in seeds], x=places))
+    return curves
+
+
+def shared_limits(tensors: Iterable[Tensor]) -> tuple[float, float] | None:
+    """Return the smallest and the largest finite value of all tensors; None if they are equal or missing."""
+    finite = torch.cat([torch.zeros(0), *(values[values.isfinite()] for values in tensors)])
+    return (float(finite.min()), float(finite.max())) if len(finite) and finite.min() < finite.max() else None
 
 
 def settings_table(settings: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
@@ -121,11 +131,10 @@ def learned_charts(seeds: Mapping[str, Sequence[tuple[Mapping[str, Tensor], Mapp
     """
     made = []
     for key, (title, x_name) in LEARNED.items():
-        having = {name: [seed for seed in of if key in seed[0]] for name, of in seeds.items()}
-        values = {name: torch.cat([tensors[key] for tensors, _ in of]) for name, of in having.items() if of}
-        starts = {initial.get(key) for of in having.values() for _, initial in of}
-        start = starts.pop() if len(starts) == 1 else None
-        marks = {} if start is None else {"start": start}
+        having = {name: [seed for seed in each if key in seed[0]] for name, each in seeds.items()}
+        values = {name: torch.cat([tensors[key] for tensors, _ in each]) for name, each in having.items() if each}
+        starts = {initial.get(key) for each in having.values() for _, initial in each}
+        marks = {"start": starts.pop()} if len(starts) == 1 and None not in starts else {}
         if values:
             made.append(Chart(title, charts.histogram(values, x_name=x_name, marks=marks)))
     return made
@@ -142,8 +151,7 @@ def landscape_charts(
     """
     made: dict[str, dict[str, Any]] = {}
     for key, (title, column) in LANDSCAPES.items():
-        finite = torch.cat([torch.zeros(0), *(grid[grid.isfinite()].flatten() for grid in grids[key].values())])
-        low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+        limits = shared_limits(grids[key].values())
         for name, grid in grids[key].items():
             ends = float(places[name][0]), float(places[name][-1])
             made.setdefault(title, {})[name] = charts.landscape(
@@ -152,8 +160,8 @@ def landscape_charts(
                 y=ends,
                 value_name=column.name,
                 format=column.format,
-                log=key == "loss" and 0 < 10 * low < high,
-                limits=(low, high) if low < high else None,
+                log=key == "loss" and limits is not None and 0 < 10 * limits[0] < limits[1],
+                limits=limits,
                 marks={"trained": (0.0, 0.0)},
             )
     return made

@@ -69,7 +69,7 @@ class RecipeResults:
         """Return the records of each row that has any, ordered by seed."""
         ordered = sorted(self.records, key=lambda record: record["seed"])
         by_row = {row: [record for record in ordered if record["row"] == row] for row in self.rows}
-        return {row: of for row, of in by_row.items() if of}
+        return {row: records for row, records in by_row.items() if records}
 
     def column(self, key: str) -> Column:
         """Return the name and format of a metric or of a curve."""
@@ -78,9 +78,8 @@ class RecipeResults:
 
 def recipe_page(results: RecipeResults) -> Page:
     """Return the page: tables, curves, learned parameters, landscapes, spheres, and the settings that rows share."""
-    tensors = {row: [results.tensors(record) for record in of] for row, of in results.by_row().items()}
     tables = [summary_table(results), *results.comparisons]
-    sections = [*tables, *_curve_tabs(results), *_pictures(results, tensors), *_settings(results)]
+    sections = [*tables, *_curve_tabs(results), *_pictures(results), *_settings(results)]
     return Page(results.title, results.lead, sections, _facts(results.records))
 
 
@@ -106,14 +105,14 @@ def write_recipe_page(results: RecipeResults, folder: Path) -> Path:
 
 def summary_table(results: RecipeResults) -> Table:
     """Return the table: mean ± s.d. over seeds, next to the numbers of the source where it prints any."""
-    metrics = {row: [record["metrics"] for record in of] for row, of in results.by_row().items()}
-    counts = {len(of) for of in metrics.values()}
+    metrics = {row: [record["metrics"] for record in records] for row, records in results.by_row().items()}
+    counts = {len(seeds) for seeds in metrics.values()}
     caption = "Mean ± s.d. over the seeds of each row."
     if counts == {1}:
         caption = "One seed, so the noise is not known and no best value is marked."
     elif len(counts) == 1:
         caption = f"{min(counts)} seeds, mean ± s.d."
-    lost = {row: sum(bool(numbers.get("diverged")) for numbers in of) for row, of in metrics.items()}
+    lost = {row: sum(bool(numbers.get("diverged")) for numbers in seeds) for row, seeds in metrics.items()}
     diverged = ", ".join(f"{row} ({count} of {len(metrics[row])})" for row, count in lost.items() if count)
     caption += f" Diverged: {diverged}." if diverged else ""
     return _blocks.seed_table("Results", "method", results.columns, metrics, caption, results.printed)
@@ -174,8 +173,7 @@ def _chart(results: RecipeResults, key: str, names: Mapping[str, str]) -> Any:
     """Return a chart with one curve per row, mean and deviation over seeds; None if no row has the curve."""
     column, by_row = results.column(key), results.by_row()
     place = _on_axis if key in results.axes else _over_training
-    curves = [_blocks.seed_curve(short, place(results, by_row[row], key)) for row, short in names.items()]
-    series = [curve for curve in curves if curve]
+    series = _blocks.seed_curves({short: place(results, by_row[row], key) for row, short in names.items()})
     if not series:
         return None
     means = np.concatenate([one.mean[np.isfinite(one.mean)] for one in series])
@@ -240,29 +238,28 @@ def _schedule(record: Mapping[str, Any]) -> tuple[str, int, float]:
     return unit.removesuffix("s"), config["validation"]["every"], config[unit]
 
 
-def _pictures(results: RecipeResults, tensors: Mapping[str, Sequence[Mapping[str, Tensor]]]) -> list[Section]:
+def _pictures(results: RecipeResults) -> list[Section]:
     """Return learned parameters of all seeds, and landscapes and features of the first seed of each row."""
-    records, first = results.by_row(), {row: of[0] for row, of in tensors.items()}
-    sections: list[Section] = [
-        *_blocks.learned_charts(
-            {row: list(zip(of, map(_starts, records[row]), strict=True)) for row, of in tensors.items()}
-        )
-    ]
+    by_row = results.by_row()
+    tensors = {row: [results.tensors(record) for record in records] for row, records in by_row.items()}
+    first = {row: seeds[0] for row, seeds in tensors.items()}
+    learned = {row: list(zip(seeds, map(_starts, by_row[row]), strict=True)) for row, seeds in tensors.items()}
+    sections: list[Section] = [*_blocks.learned_charts(learned)]
     grids = {
-        key: {row: of[f"landscape_{key}"] for row, of in first.items() if f"landscape_{key}" in of}
+        key: {row: saved[f"landscape_{key}"] for row, saved in first.items() if f"landscape_{key}" in saved}
         for key in _blocks.LANDSCAPES
     }
-    if maps := _blocks.landscape_charts(
-        grids, {row: of["coordinates"] for row, of in first.items() if "coordinates" in of}
-    ):
+    places = {row: saved["coordinates"] for row, saved in first.items() if "coordinates" in saved}
+    if maps := _blocks.landscape_charts(grids, places):
         sections.append(Stack("Around the trained weights", _blocks.arranged(maps), _blocks.ABOUT_DIRECTIONS))
     spheres = []
-    for row, of in first.items():
-        if "features" in of and of["features"].shape[1] in (2, 3):
-            metrics = records[row][0]["metrics"]
+    for row, saved in first.items():
+        if "features" in saved and saved["features"].shape[1] in (2, 3):
+            metrics = by_row[row][0]["metrics"]
             shown = [(column, metrics.get(key)) for key, column in list(results.columns.items())[:2]]
             caption = ", ".join(f"{column.name} {column.show(value)}" for column, value in shown if value is not None)
-            spheres.append(Sphere(row, of["features"], of["labels"], of.get("class_vectors"), caption=caption))
+            vectors = saved.get("class_vectors")
+            spheres.append(Sphere(row, saved["features"], saved["labels"], vectors, caption=caption))
     return [*sections, *(_blocks.feature_sections(spheres) if spheres else ())]
 
 

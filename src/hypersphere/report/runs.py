@@ -42,6 +42,7 @@ COLUMNS = {
     "energy": Column("hidden energy", None, ".4f"),
     "seconds": Column("seconds", None, ".1f"),
 }
+UNITS = {"epoch": "epoch", "step": "step", "validation": "step"}  # of the horizontal axis, by the kind of logged lines
 Groups: TypeAlias = "Mapping[str, Sequence[RunResult]]"  # by name: runs that differ only in their seed, ordered by seed
 
 
@@ -52,7 +53,7 @@ class RunResult:
     Attributes:
         name: the name of its folder.
         settings: the settings of the experiment, `{"data": {"name": …}, "head": …, "seed": 0, …}`.
-        metrics: the lines of metrics.jsonl, with `kind` "step" or "epoch".
+        metrics: the lines of metrics.jsonl, with `kind` "step", "epoch" or "validation".
         classes: names of the classes of the test data.
         features, labels: features (N, d) and labels (N,) of the test data.
         examples: number of training examples.
@@ -93,9 +94,13 @@ class RunResult:
         return f"RunResult({self.name!r}: {self.setting('head')} on {self.setting('data')}, {measured})"
 
     def over(self, kind: str, key: str) -> dict[float, Any]:
-        """Return the values of a metric by step or epoch, according to `kind`."""
-        lines = [line for line in self.metrics if line.get("kind", "step") == kind and key in line and kind in line]
-        return {line[kind]: line[key] for line in lines}
+        """Return the values of a metric from the lines of a kind: by epoch for "epoch", else by step.
+
+        With the kind "validation", the lines of epochs are included, because an epoch can end with a validation.
+        """
+        kinds, unit = ("validation", "epoch") if kind == "validation" else (kind,), UNITS[kind]
+        lines = [line for line in self.metrics if line.get("kind", "step") in kinds and key in line and unit in line]
+        return {line[unit]: line[key] for line in lines}
 
     def setting(self, part: str) -> str:
         """Return the name of the chosen data, model or head."""
@@ -168,7 +173,7 @@ def run_page(runs: Sequence[RunResult]) -> Page:
     Figures that cannot be averaged, such as features and maps of angles, show the smallest seed.
     """
     groups = grouped(runs)
-    first = {name: of[0] for name, of in groups.items()}
+    first = {name: seeds[0] for name, seeds in groups.items()}
     tabs = [
         _training_tab(groups),
         _feature_tab(first),
@@ -226,7 +231,7 @@ def run_table(groups: Groups) -> Table:
     """Return the summary: one row per group, mean ± s.d. over its seeds."""
     numbers = {name: [run.numbers for run in runs] for name, runs in groups.items()}
     measured = {key for seeds in numbers.values() for one in seeds for key in one}
-    same_data, kind = _same_data(groups), held_out_kind(run for runs in groups.values() for run in runs)
+    same_data, kind = _same_data(groups), held_out_kind(runs[0] for runs in groups.values())
     columns = {
         key: column if same_data else replace(column, higher_is_better=None)
         for key, column in COLUMNS.items()
@@ -247,7 +252,7 @@ def run_table(groups: Groups) -> Table:
 
 def _same_data(groups: Groups) -> bool:
     """Return True if the groups were tested on the same examples."""
-    runs = [of[0] for of in groups.values()]
+    runs = [seeds[0] for seeds in groups.values()]
     return all(
         (run.setting("data"), tuple(run.classes)) == (runs[0].setting("data"), tuple(runs[0].classes))
         and torch.equal(run.labels, runs[0].labels)
@@ -289,66 +294,80 @@ def _differences(runs: Mapping[str, RunResult]) -> list[Table]:
 
 
 def _training_tab(groups: Groups) -> Stack:
-    lines = [line for runs in groups.values() for run in runs for line in run.metrics if line.get("kind") == "epoch"]
-    logged = dict.fromkeys(key for line in lines for key, value in line.items() if isinstance(value, (int, float)))
+    lines = [line for runs in groups.values() for run in runs for line in run.metrics]
+    logged = dict.fromkeys(
+        key
+        for line in lines
+        if line.get("kind") == "epoch"
+        for key, value in line.items()
+        if isinstance(value, (int, float))
+    )
     validated = [key for key in logged if key not in ("epoch", "step", "loss", "seconds", "rate", "kind")]
-    accuracy = f"{held_out_kind(run for runs in groups.values() for run in runs)} accuracy"
-    names = {"loss": "training loss", "test_accuracy": accuracy, "accuracy": accuracy}
-    curves = [_over(groups, "epoch", key, names.get(key, key.replace("_", " "))) for key in ("loss", *validated)]
-    curves += [_over(groups, "step", "loss", "batch loss"), _over(groups, "step", "rate", "learning rate")]
-    energies = [
-        _energies(f"Hidden layers, {name}" if len(groups) > 1 else "Hidden layers", groups[name]) for name in groups
+    # With validations within epochs, curves of validation are drawn by step.
+    kind = "validation" if any(line.get("kind") == "validation" for line in lines) else "epoch"
+    accuracy = f"{held_out_kind(runs[0] for runs in groups.values())} accuracy"
+    names = {"test_accuracy": accuracy, "accuracy": accuracy}
+    curves = [
+        _over(groups, "epoch", "loss", "training loss"),
+        *(_over(groups, kind, key, names.get(key, key.replace("_", " "))) for key in validated),
+        _over(groups, "step", "loss", "batch loss"),
+        _over(groups, "step", "rate", "learning rate"),
     ]
-    heads = [_blocks.seed_curve(name, [_energy_of(run, "head") for run in runs]) for name, runs in groups.items()]
-    if any(heads):
-        chart = charts.lines([one for one in heads if one], y_name="energy", format=".4f")
+    energies = [
+        _energies(f"Hidden layers, {name}" if len(groups) > 1 else "Hidden layers", runs, kind)
+        for name, runs in groups.items()
+    ]
+    heads = _blocks.seed_curves(
+        {name: [_energy_of(run, kind, "head") for run in runs] for name, runs in groups.items()}
+    )
+    if heads:
+        chart = charts.lines(heads, x_name=UNITS[kind], y_name="energy", format=".4f")
         energies.append(Chart("Class vectors", chart))
     caption = "Mean over pairs of neurons, s = 2; hidden layers in half space. Lower is more evenly spread."
     rows = [
         SideBySide("By epoch and by step", [curve for curve in curves if curve]),
-        SideBySide("Hyperspherical energy by epoch", [chart for chart in energies if chart], caption),
+        SideBySide(f"Hyperspherical energy by {UNITS[kind]}", [chart for chart in energies if chart], caption),
     ]
     return Stack("Training", [row for row in rows if row.sections])
 
 
 def _over(groups: Groups, kind: str, key: str, name: str) -> Chart | None:
     """Return a chart with one curve per group over epochs or steps; None if no run logged the metric."""
-    curves = [_blocks.seed_curve(group, [run.over(kind, key) for run in runs]) for group, runs in groups.items()]
-    drawn = [curve for curve in curves if curve]
-    if not drawn:
+    curves = _blocks.seed_curves({group: [run.over(kind, key) for run in runs] for group, runs in groups.items()})
+    if not curves:
         return None
     is_loss, is_learning_rate = "loss" in key, key == "rate"
-    values = torch.cat([torch.from_numpy(curve.mean) for curve in drawn])
+    values = torch.cat([torch.from_numpy(curve.mean) for curve in curves])
     is_share = not (is_loss or is_learning_rate) and bool(((values >= 0) & (values <= 1) | values.isnan()).all())
     better = not (is_loss or "eer" in key or "error" in key)
     chart = charts.lines(
-        drawn,
-        x_name=kind,
+        curves,
+        x_name=UNITS[kind],
         y_name=name,
         format=".3g" if is_learning_rate else ".1%" if is_share else ".3f",
         limits=(0.0, 1.0) if is_share else None,
-        higher_is_better=better if kind == "epoch" and _same_data(groups) else None,
+        higher_is_better=better if kind != "step" and _same_data(groups) else None,
     )
     return Chart(name[0].upper() + name[1:], chart)
 
 
-def _energy_of(run: RunResult, layer: str) -> dict[float, float | None]:
-    energies = run.over("epoch", "energy")
-    return {epoch: of[layer] for epoch, of in energies.items() if isinstance(of, Mapping) and layer in of}
+def _energy_of(run: RunResult, kind: str, layer: str) -> dict[float, float | None]:
+    by_place = run.over(kind, "energy")
+    return {place: by_layer[layer] for place, by_layer in by_place.items() if by_layer and layer in by_layer}
 
 
-def _energies(title: str, runs: Sequence[RunResult]) -> Chart | None:
-    """Return the energies of the hidden layers by epoch, in the order of the network."""
-    logged = [of for of in runs[0].over("epoch", "energy").values() if isinstance(of, Mapping)]
-    names = [name for name in dict.fromkeys(name for of in logged for name in of) if name != "head"]
-    curves = [_blocks.seed_curve(name, [_energy_of(run, name) for run in runs]) for name in names]
-    series = [curve for curve in curves if curve]
+def _energies(title: str, runs: Sequence[RunResult], kind: str) -> Chart | None:
+    """Return the energies of the hidden layers over training, in the order of the network."""
+    logged = [by_layer for by_layer in runs[0].over(kind, "energy").values() if by_layer]
+    names = [name for name in dict.fromkeys(name for by_layer in logged for name in by_layer) if name != "head"]
+    series = _blocks.seed_curves({name: [_energy_of(run, kind, name) for run in runs] for name in names})
     if not series:
         return None
     if len(series) <= MOST_LINES:
-        return Chart(title, charts.lines(series, y_name="energy", format=".4f", ordered=True))
-    epochs, means = [f"{place:g}" for place in series[0].places], [one.mean for one in series]
-    chart = charts.heat_map(means, names, epochs, column_name="epoch", value_name="energy", format=".4f")
+        return Chart(title, charts.lines(series, x_name=UNITS[kind], y_name="energy", format=".4f", ordered=True))
+    places = [f"{place:g}" for place in series[0].places]
+    means = [one.mean for one in series]
+    chart = charts.heat_map(means, names, places, column_name=UNITS[kind], value_name="energy", format=".4f")
     return Chart(title, chart)
 
 
@@ -423,7 +442,7 @@ def _verification_tab(groups: Groups) -> Stack:
     roc_chart = charts.lines(roc, x_name="false accept rate", y_name="true accept rate", log_x=True, **shared)
     cmc_chart = charts.lines(cmc, x_name="rank", y_name="identification rate", **shared)
     compared = span(len(runs[0].sample) for name, runs in groups.items() if name in verified)
-    kind = held_out_kind(run for runs in groups.values() for run in runs)
+    kind = held_out_kind(runs[0] for runs in groups.values())
     about = f"All pairs of {compared} {kind} examples, of the same class (positive) or of two classes (negative)."
     if all(runs[0].class_vectors is not None for runs in groups.values()):
         about += " Training has seen these classes, so this is not an open-set protocol."
@@ -446,11 +465,10 @@ def _class_vector_tab(runs: Mapping[str, RunResult]) -> Stack:
             shapes.add(tuple(run.class_vectors.shape))
     if not between:
         return Stack("Class vectors", [])
+    mean = f"Mean angle of {held_out_kind(runs.values())} features to class vectors"
     maps = {
         "Angles between class vectors": _angle_maps(runs, between, "class vector"),
-        f"Mean angle of {held_out_kind(runs.values())} features to class vectors": _angle_maps(
-            runs, to_features, "features of"
-        ),
+        mean: _angle_maps(runs, to_features, "features of"),
     }
     (most, dim), *others = sorted(shapes, reverse=True)
     simplex = sphere.angle(torch.tensor(-1 / (most - 1), dtype=torch.float64)).rad2deg()
@@ -476,8 +494,7 @@ def _mean_angles(run: RunResult, vectors: Tensor) -> Tensor:
 
 def _angle_maps(runs: Mapping[str, RunResult], angles: Mapping[str, Tensor], rows: str) -> dict[str, Any]:
     """Return one map per group, on a common colour scale."""
-    finite = torch.cat([values[values.isfinite()] for values in angles.values()])
-    limits = (float(finite.min()), float(finite.max())) if len(finite) and finite.min() < finite.max() else None
+    limits = _blocks.shared_limits(angles.values())
     names = {"row_name": rows, "column_name": "class vector", "value_name": "angle in degrees"}
     return {
         name: charts.heat_map(values, runs[name].classes[: len(values)], **names, format=".0f", limits=limits)
