@@ -309,9 +309,7 @@ def bars(
     )
 
 
-def scatter(
-    points: Array, labels: Array, *, vectors: Array | None = None, classes: Sequence[str] = (), format: str = ".3g"
-) -> Any:
+def scatter(points: Array, labels: Array, *, vectors: Array | None = None, classes: Sequence[str] = ()) -> Any:
     """Return 2-d features with their norms, one colour per class, and class vectors as lines from the origin.
 
     Both axes have the same scale. A dashed circle shows the median norm. Class vectors are scaled to the picture.
@@ -323,7 +321,7 @@ def scatter(
     x, numbers = as_numbers("points", points, 2), as_array("labels", labels)
     require(x.shape[1] == 2, "points", "an array of shape (N, 2)", x.shape)
     require(len(numbers) == len(x) > 0, "labels", f"one value for each of the {len(x)} points", len(numbers))
-    alt, show, norms = altair(), Column("norm", None, format).show, np.hypot(*x.T)
+    alt, show, norms = altair(), Column("norm", None, ".3g").show, np.hypot(*x.T)
     names = {k: str(classes[k]) if len(classes) else str(k) for k in np.unique(numbers).tolist()}
     chosen = np.random.default_rng(0).permutation(np.flatnonzero(np.isfinite(norms)))[:MOST_SCATTERED]
     rows = [{"x": float(x[i, 0]), "y": float(x[i, 1]), "series": names[int(numbers[i])]} for i in np.sort(chosen)]
@@ -350,9 +348,10 @@ def scatter(
         layers.append(rules.encode(**places, x2="origin", y2="origin", color=color))
     summary: list[list[Any]] = []
     for k, name in names.items():
-        of = norms[(numbers == k) & np.isfinite(norms)]
-        summary.append([name, len(of), *((of.mean(), of.min(), of.max()) if len(of) else (None, None, None))])
-    heads = [Column(f"{word} norm", None, format) for word in ("mean", "smallest", "largest")]
+        class_norms = norms[(numbers == k) & np.isfinite(norms)]
+        ends = (class_norms.mean(), class_norms.min(), class_norms.max()) if len(class_norms) else (None, None, None)
+        summary.append([name, len(class_norms), *ends])
+    heads = [Column(f"{word} norm", None, ".3g") for word in ("mean", "smallest", "largest")]
     drawn = f" {len(chosen):,} of {len(x):,} are drawn." if len(chosen) < len(x) else ""
     least, most = (show(float(end)) for end in (np.nanmin(norms), np.nanmax(norms)))
     return make_chart(

@@ -41,15 +41,11 @@ def _lines(results: Mapping[str, Any]) -> Iterator[Line]:
         best = f"cosine ≥ {part['best_threshold']:.3f}"
         yield "best accuracy", SHARE.show(part["best_accuracy"]), None, best
         yield "area under the ROC curve", NUMBER.show(part["auc"]), ends.get("auc"), count
-        # Older files have no "rates": all numbers are of the same pairs.
+        # Without "rates", all numbers are of the same pairs.
         rates = part.get("rates", part)
         same, different = f"{rates['same']:,} same pairs", f"{rates['different']:,} different pairs"
-        yield (
-            "equal error rate",
-            SHARE.show(part["eer"]),
-            ends.get("eer"),
-            f"{rates['same'] + rates['different']:,} pairs",
-        )
+        count = f"{rates['same'] + rates['different']:,} pairs"
+        yield "equal error rate", SHARE.show(part["eer"]), ends.get("eer"), count
         for point in part["tar"]:
             resolved, name = point["resolved"], f"at FAR {point['far']:g}"
             yield f"TAR {name}", SHARE.show(point["tar"]), point.get("interval"), same if resolved else "not resolved"
@@ -70,11 +66,11 @@ def _lines(results: Mapping[str, Any]) -> Iterator[Line]:
 
 def _calibration_lines(part: Mapping[str, Any]) -> Iterator[Line]:
     """Yield the rows of a calibration."""
-    of = f"{part['classes']:,} other classes"
-    yield "Cllr, in bits", NUMBER.show(part["cllr"]), None, of
-    yield "lowest possible Cllr", NUMBER.show(part["min_cllr"]), None, of
-    yield f"minDCF at prior {part['dcf_prior']:g}", NUMBER.show(part["min_dcf"]), None, of
-    yield "DCF of the calibration", NUMBER.show(part["actual_dcf"]), None, of
+    origin = f"{part['classes']:,} other classes"
+    yield "Cllr, in bits", NUMBER.show(part["cllr"]), None, origin
+    yield "lowest possible Cllr", NUMBER.show(part["min_cllr"]), None, origin
+    yield f"minDCF at prior {part['dcf_prior']:g}", NUMBER.show(part["min_dcf"]), None, origin
+    yield "DCF of the calibration", NUMBER.show(part["actual_dcf"]), None, origin
     for point in part["far"]:
         origin = f"cosine ≥ {point['threshold']:.3f}, probability {point['probability']:.2f}"
         yield f"FAR, promised {point['promised']:g}", SHARE.show(point["measured"]), None, origin

@@ -55,7 +55,7 @@ def heat_map(
     drawn = [np.unique(np.linspace(0, side - 1, min(side, MOST_SIDE)).astype(int)) for side in matrix.shape]
     grid = matrix[np.ix_(*drawn)]
     row_names, column_names = (
-        _distinct([names[i] for i in of]) for names, of in zip((rows, columns), drawn, strict=True)
+        _distinct([names[i] for i in indices]) for names, indices in zip((rows, columns), drawn, strict=True)
     )
     low, high = limits or _ends(grid)
     cells = [
@@ -108,8 +108,6 @@ def landscape(
     *,
     x: tuple[float, float] = (-1.0, 1.0),
     y: tuple[float, float] = (-1.0, 1.0),
-    x_name: str = "first direction",
-    y_name: str = "second direction",
     value_name: str = "loss",
     format: str = ".3g",
     log: bool = False,
@@ -121,7 +119,7 @@ def landscape(
     Args:
         values: matrix (R, C); the first row is at the low end of y, at the bottom.
         x, y: coordinates of the first and last column, and of the first and last row.
-        x_name, y_name, value_name: names of the axes and of the values.
+        value_name: name of the values.
         format: format of the values, as in a `Column`.
         log: use a logarithmic colour scale.
         limits: ends of the colour scale, by default the extremes; set them to compare several landscapes.
@@ -141,7 +139,10 @@ def landscape(
     ]
     x_channel, y_channel = (
         channel(field, title=title, axis={"grid": False, "tickCount": 5}, scale={"domain": list(ends), "nice": False})
-        for channel, field, title, ends in ((alt.X, "x:Q", x_name, x), (alt.Y, "y:Q", y_name, y))
+        for channel, field, title, ends in (
+            (alt.X, "x:Q", "first direction", x),
+            (alt.Y, "y:Q", "second direction", y),
+        )
     )
     base = alt.Chart().encode(x=x_channel, y=y_channel)
     corners = [{"x": x[0], "x2": x[1], "y": y[0], "y2": y[1]}]
@@ -161,11 +162,11 @@ def landscape(
     ]
     gaps = int((~np.isfinite(matrix)).sum())
     described = "".join(f" Marked: {name}." for name in marks or {})
-    heads = [Column(""), column, Column(x_name, None, ".3g"), Column(y_name, None, ".3g")]
+    heads = [Column(""), column, *(Column(f"{word} direction", None, ".3g") for word in ("first", "second"))]
     return make_chart(
         cells,
         layers,
-        about=f"Landscape of {value_name} over {x_name} and {y_name}.{described}",
+        about=f"Landscape of {value_name} over first direction and second direction.{described}",
         numbers=Table("", heads, extremes),
         notes=[f"{counted(gaps, 'point')} without a {'positive ' * log}finite value, left blank." * bool(gaps)],
         height=500,

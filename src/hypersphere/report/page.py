@@ -37,13 +37,11 @@ class Chart(Displayable):
         title: heading.
         chart: the chart; its `description` is the alternative text.
         caption: text below the chart.
-        numbers: table below the chart; by default the one that the chart carries.
     """
 
     title: str
     chart: Any
     caption: str = ""
-    numbers: Table | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -213,19 +211,19 @@ def _chart_html(section: Chart) -> str:
     numbers, notes, details = (about.pop(key, {}) for key in ("numbers", "notes", "details"))
     colors = about.setdefault("colors", {})
     words, keys = spec.pop("description", None) or section.title, ""
-    theme = {key: {**config.get(key, {}), **of} if isinstance(of, dict) else of for key, of in THEME.items()}
-    spec["config"] = {**config, **theme}
+    spec["config"] = {**config}
+    for key, style in THEME.items():
+        spec["config"][key] = {**config.get(key, {}), **style} if isinstance(style, dict) else style
     if len(colors) > 1:
         spec["config"]["legend"] = {"disable": True}  # buttons replace the legend of Vega
         spec["params"] = [*spec.get("params", ()), {"name": "hidden", "value": []}]
         spec["transform"] = [*spec.get("transform", ()), {"filter": "indexof(hidden, datum.series) < 0"}]
         keys = "".join(_key_html(name, color, details.get(name, "")) for name, color in colors.items())
         keys = f"<ul class='toggles' aria-label='Press a name to show or hide it'>{keys}</ul>"
-    table = section.numbers
-    if table is None and len(numbers) > 1:
-        table = Table("", list(map(Column, numbers[0])), numbers[1:])
     below = element("p", "caption", section.caption) + element("p", "note", " ".join(notes))
-    below += f"<details><summary>Numbers</summary>{table_html(table)}</details>" if table else ""
+    if len(numbers) > 1:
+        table = Table("", list(map(Column, numbers[0])), numbers[1:])
+        below += f"<details><summary>Numbers</summary>{table_html(table)}</details>"
     kind = "chart map" if "square" in about else "chart"
     return (
         f"<div class='{kind}'>{keys}<div class='plot'>"

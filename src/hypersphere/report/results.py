@@ -69,13 +69,15 @@ def _roc_chart(curve: Roc) -> Chart:
     rates = torch.logspace(-math.log10(max(curve.negatives, 10)), 0, RATES, dtype=torch.float64)
     tars = curve.tar.cpu()[torch.searchsorted(curve.far.cpu(), rates, right=True) - 1]
     series = [charts.Series("TAR", tars, x=rates)]
-    names: dict[str, Any] = {"x_name": "false accept rate", "y_name": "true accept rate"}
-    return Chart("ROC", charts.lines(series, log_x=True, format=".1%", limits=(0.0, 1.0), **names))
+    chart = charts.lines(
+        series, x_name="false accept rate", y_name="true accept rate", log_x=True, format=".1%", limits=(0.0, 1.0)
+    )
+    return Chart("ROC", chart)
 
 
-def _score_chart(scores: torch.Tensor, same: torch.Tensor, x_name: str) -> Chart:
+def _score_chart(scores: torch.Tensor, same: torch.Tensor) -> Chart:
     samples = {"same": scores[same].cpu(), "different": scores[~same].cpu()}
-    return Chart("Scores of pairs", charts.histogram(samples, x_name=x_name))
+    return Chart("Scores of pairs", charts.histogram(samples, x_name="score"))
 
 
 def _roc_page(curve: Roc) -> Page:
@@ -101,7 +103,7 @@ def _verification_page(verified: Verification) -> Page:
     ]
     sections: list[Section] = [_metrics(rows), _point_table(verified.points, verified.roc.negatives)]
     if _can_draw():
-        scores = _score_chart(verified.scores, verified.same, "score")
+        scores = _score_chart(verified.scores, verified.same)
         sections.append(SideBySide("", [scores, _roc_chart(verified.roc)]))
     same = int(verified.same.sum())
     lead = f"{same:,} same and {len(verified.same) - same:,} different pairs in {len(verified.accuracies)} folds."
@@ -130,7 +132,7 @@ def _calibration_page(calibration: Calibration) -> Page:
         curve = roc(calibration.scores, calibration.same)
         sections.append(_point_table([curve.at(rate) for rate in CALIBRATED_RATES], curve.negatives))
     if _can_draw():
-        drawn = [_score_chart(calibration.scores, same, "score")]
+        drawn = [_score_chart(calibration.scores, same)]
         if not has_quality:
             ends = float(calibration.scores.min()), float(calibration.scores.max())
             places = torch.linspace(*ends, CURVE, dtype=torch.float64)
