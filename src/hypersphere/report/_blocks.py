@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypersphere.evaluation import Identification, Roc
 from hypersphere.report import charts
 from hypersphere.report._arrays import as_array
 from hypersphere.report._text import words_of
@@ -18,6 +19,8 @@ from hypersphere.report.page import Chart, Section, SideBySide
 from hypersphere.report.spheres import Sphere, Spheres
 from hypersphere.report.tables import Cell, Column, Table
 
+RATES = 300  # points of a ROC curve
+RATE: dict[str, Any] = {"format": ".1%", "limits": (0.0, 1.0)}
 LEARNED = {"k": ("Learned k", "k"), "radius_factor": ("Learned factor of ρ", "factor of ρ")}
 LANDSCAPES = {
     "loss": ("Loss", Column("loss", None, ".3f")),
@@ -28,10 +31,10 @@ ABOUT_DIRECTIONS = (
 )
 
 
-def measured(values: Iterable[float | None]) -> Cell:
+def seed_cell(values: Iterable[float | None]) -> Cell:
     """Return the table cell for the values of all seeds: mean, standard deviation and number of the finite ones.
 
-    >>> measured([1.0, 3.0, None]), measured([2.0]), measured([])
+    >>> seed_cell([1.0, 3.0, None]), seed_cell([2.0]), seed_cell([])
     ((2.0, 1.4142135623730951, 2), (2.0, nan, 1), None)
     """
     finite = [value for value in values if value is not None and math.isfinite(value)]
@@ -66,7 +69,7 @@ def seed_table(
     for name, seeds in rows.items():
         body.append([name, *[len(seeds)] * counts_differ])
         for key in columns:
-            body[-1].append(measured(numbers.get(key) for numbers in seeds))
+            body[-1].append(seed_cell(numbers.get(key) for numbers in seeds))
             body[-1] += [printed.get(name, {}).get(key)] * (key in sourced)
     return Table(title, heads, body, caption)
 
@@ -93,6 +96,28 @@ def settings_table(settings: Sequence[Mapping[str, Any]], caption: str = "") -> 
     shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
     rows = [[key, words_of(value)] for key, value in shared.items()]
     return Table("Settings", [Column("setting"), Column("value")], rows, caption)
+
+
+def roc_chart(curves: Mapping[str, Sequence[Roc]], higher_is_better: bool | None = None) -> Chart:
+    """Return the ROC curves of all seeds by name, from the smallest false accept rate that their pairs resolve."""
+    negatives = min(roc.negatives for seeds in curves.values() for roc in seeds)
+    rates = torch.logspace(-math.log10(max(negatives, 10)), 0, RATES, dtype=torch.float64)
+    series = []
+    for name, seeds in curves.items():
+        tars = [roc.tar.cpu()[torch.searchsorted(roc.far.cpu(), rates, right=True) - 1] for roc in seeds]
+        series.append(Series(name, torch.stack(tars), x=rates))
+    names = {"x_name": "false accept rate", "y_name": "true accept rate"}
+    return Chart("ROC", charts.lines(series, **names, **RATE, log_x=True, higher_is_better=higher_is_better))
+
+
+def cmc_chart(
+    identified: Mapping[str, Sequence[Identification]], depth: int, higher_is_better: bool | None = None
+) -> Chart:
+    """Return the identification rates of all seeds by name, up to rank `depth` or the size of the smallest gallery."""
+    depth = min(depth, *(one.entries for seeds in identified.values() for one in seeds))
+    series = [Series(name, torch.stack([one.cmc(depth) for one in seeds])) for name, seeds in identified.items()]
+    names = {"x_name": "rank", "y_name": "identification rate"}
+    return Chart("CMC", charts.lines(series, **names, **RATE, higher_is_better=higher_is_better))
 
 
 def arranged(by_title: Mapping[str, Mapping[str, Any]], caption: str = "") -> list[Section]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,23 +11,16 @@ import torch
 from hypersphere._validation import require
 from hypersphere.energy.inspect import Inspection
 from hypersphere.evaluation import Calibration, Identification, OperatingPoint, Roc, RocPoints, Verification, roc
-from hypersphere.report import charts
+from hypersphere.report import _blocks, charts
 from hypersphere.report.neurons import inspection_page, layer_tables
 from hypersphere.report.page import Chart, Page, Section, SideBySide
 from hypersphere.report.tables import Column, Table
 
 __all__ = ["result_page"]
 
-RATES = 200  # points of a drawn ROC curve
 CALIBRATED_RATES = (0.1, 0.01, 0.001)  # false accept rates for which the page of a calibration shows thresholds
 DEPTH = 50  # ranks of a drawn CMC curve
 CURVE = 101  # points of a drawn calibration
-METRIC, VALUE = Column("metric"), Column("value")
-POINTS = (
-    Column("false accept rate"),
-    Column("true accept rate", format=".2%"),
-    Column("threshold", format=".4f"),
-)
 
 
 def result_page(result: Any) -> Page:
@@ -53,7 +45,7 @@ def _can_draw() -> bool:
 
 
 def _metrics(rows: Sequence[tuple[str, str]]) -> Table:
-    return Table("", [METRIC, VALUE], rows)
+    return Table("", [Column("metric"), Column("value")], rows)
 
 
 def _point_table(points: Sequence[OperatingPoint], negatives: float) -> Table:
@@ -61,18 +53,12 @@ def _point_table(points: Sequence[OperatingPoint], negatives: float) -> Table:
     rows = [(f"{point.requested_rate:g}", point.true_rate, point.threshold) for point in resolved]
     missing = ", ".join(f"{point.requested_rate:g}" for point in points if not point.resolved)
     caption = f"{negatives:,.0f} different pairs are too few for FAR {missing}." if missing else ""
-    return Table("Operating points", POINTS, rows, caption)
-
-
-def _roc_chart(curve: Roc) -> Chart:
-    # Not below the smallest rate that the pairs resolve.
-    rates = torch.logspace(-math.log10(max(curve.negatives, 10)), 0, RATES, dtype=torch.float64)
-    tars = curve.tar.cpu()[torch.searchsorted(curve.far.cpu(), rates, right=True) - 1]
-    series = [charts.Series("TAR", tars, x=rates)]
-    chart = charts.lines(
-        series, x_name="false accept rate", y_name="true accept rate", log_x=True, format=".1%", limits=(0.0, 1.0)
-    )
-    return Chart("ROC", chart)
+    columns = [
+        Column("false accept rate"),
+        Column("true accept rate", format=".2%"),
+        Column("threshold", format=".4f"),
+    ]
+    return Table("Operating points", columns, rows, caption)
 
 
 def _score_chart(scores: torch.Tensor, same: torch.Tensor) -> Chart:
@@ -82,7 +68,7 @@ def _score_chart(scores: torch.Tensor, same: torch.Tensor) -> Chart:
 
 def _roc_page(curve: Roc) -> Page:
     rows = [("equal error rate", f"{curve.eer:.2%}"), ("area under the curve", f"{curve.auc:.4f}")]
-    sections: list[Section] = [_metrics(rows), *([_roc_chart(curve)] if _can_draw() else [])]
+    sections: list[Section] = [_metrics(rows), *([_blocks.roc_chart({"TAR": [curve]})] if _can_draw() else [])]
     return Page("ROC curve", f"{curve.positives:,.0f} same and {curve.negatives:,.0f} different pairs.", sections)
 
 
@@ -104,7 +90,7 @@ def _verification_page(verified: Verification) -> Page:
     sections: list[Section] = [_metrics(rows), _point_table(verified.points, verified.roc.negatives)]
     if _can_draw():
         scores = _score_chart(verified.scores, verified.same)
-        sections.append(SideBySide("", [scores, _roc_chart(verified.roc)]))
+        sections.append(SideBySide("", [scores, _blocks.roc_chart({"TAR": [verified.roc]})]))
     same = int(verified.same.sum())
     lead = f"{same:,} same and {len(verified.same) - same:,} different pairs in {len(verified.accuracies)} folds."
     return Page("Verification", lead, sections)
@@ -114,9 +100,7 @@ def _identification_page(result: Identification) -> Page:
     ranks = [(str(rank), accuracy) for rank, accuracy in result.accuracy.items()]
     sections: list[Section] = [Table("", [Column("rank"), Column("identified", format=".2%")], ranks)]
     if _can_draw():
-        cmc = charts.Series("identified", result.cmc(min(DEPTH, result.entries)))
-        chart = charts.lines([cmc], x_name="rank", y_name="identification rate", format=".1%", limits=(0.0, 1.0))
-        sections.append(Chart("CMC", chart))
+        sections.append(_blocks.cmc_chart({"identified": [result]}, DEPTH))
     strangers = len(result.mated) - int(result.mated.sum())
     lead = f"{len(result.ranks):,} probes among {result.entries:,} entries."
     return Page("Identification", lead + f" {strangers:,} probes have no mate." * bool(strangers), sections)

@@ -29,7 +29,7 @@ MOST_CLASSES, SHOWN_CLASSES = 20, 10  # up to 20 classes have one colour each; o
 MOST_VECTORS = 400  # class vectors in a map of angles
 MOST_BARS = 180
 MOST_LINES = 16  # layers that are drawn as curves; more are drawn as a map
-RATES, DEPTH = 300, 20  # points of a ROC curve, ranks of a CMC curve
+DEPTH = 20  # ranks of a CMC curve
 
 COLUMNS = {
     "accuracy": Column("test accuracy %", True, ".2f"),
@@ -421,10 +421,7 @@ def _verification_tab(groups: Groups) -> Stack:
     verified = {name: seeds for name, seeds in by_name.items() if seeds}
     if not verified:
         return Stack("Verification", [])
-    every = [one for seeds in verified.values() for one in seeds]
-    rates = torch.logspace(math.log10(1 / min(one.roc.negatives for one in every)), 0, RATES, dtype=torch.float64)
-    depth = min(DEPTH, *(one.identified.entries for one in every))
-    angles, roc, cmc = {}, [], []
+    angles = {}
     for name, seeds in verified.items():
         counts = {kind: getattr(seeds[0].angles, kind).histogram for kind in ("positive", "negative")}
         angles[name] = charts.histogram(
@@ -435,19 +432,17 @@ def _verification_tab(groups: Groups) -> Stack:
             format=".1f",
             marks={"equal error": seeds[0].threshold},
         )
-        tars = [one.roc.tar[torch.searchsorted(one.roc.far, rates, right=True) - 1] for one in seeds]
-        roc.append(Series(name, torch.stack(tars), x=rates))
-        cmc.append(Series(name, torch.stack([one.identified.cmc(depth) for one in seeds])))
-    shared: dict[str, Any] = {"format": ".1%", "limits": (0.0, 1.0), "higher_is_better": _same_data(groups) or None}
-    roc_chart = charts.lines(roc, x_name="false accept rate", y_name="true accept rate", log_x=True, **shared)
-    cmc_chart = charts.lines(cmc, x_name="rank", y_name="identification rate", **shared)
+    better = _same_data(groups) or None
+    roc = _blocks.roc_chart({name: [one.roc for one in seeds] for name, seeds in verified.items()}, better)
+    identified = {name: [one.identified for one in seeds] for name, seeds in verified.items()}
+    cmc = _blocks.cmc_chart(identified, DEPTH, better)
     compared = span(len(runs[0].sample) for name, runs in groups.items() if name in verified)
     kind = held_out_kind(runs[0] for runs in groups.values())
     about = f"All pairs of {compared} {kind} examples, of the same class (positive) or of two classes (negative)."
     if all(runs[0].class_vectors is not None for runs in groups.values()):
         about += " Training has seen these classes, so this is not an open-set protocol."
     gallery = f"The gallery is the first {kind} example of each class; all other {kind} examples are probes."
-    curves = SideBySide("ROC and CMC", [Chart("ROC", roc_chart), Chart("CMC", cmc_chart, gallery)])
+    curves = SideBySide("ROC and CMC", [roc, replace(cmc, caption=gallery)])
     return Stack("Verification", [*_blocks.arranged({f"Angles of pairs of {kind} features": angles}, about), curves])
 
 
