@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 from hypersphere.report import Images, Series, figure_svg
 from hypersphere.report._vega import chart_spec
 from hypersphere.report.charts import (
+    LEVELS,
     MOST_POINTS,
+    MOST_SIDE,
+    PIXELS,
     bars,
     bin_edges,
     heat_map,
@@ -28,7 +31,6 @@ from hypersphere.report.charts import (
     scatter,
 )
 from hypersphere.report.images import images_html, png_uri
-from hypersphere.report.maps import LEVELS, MOST_SIDE, PIXELS
 from hypersphere.report.palette import SCALE, ordered_colors
 
 

@@ -4,7 +4,6 @@ from hypersphere._deprecation import deprecated_names
 from hypersphere.report import charts
 from hypersphere.report._text import printable
 from hypersphere.report.charts import Series, figure_svg
-from hypersphere.report.evaluation import evaluation_table
 from hypersphere.report.images import Images
 from hypersphere.report.measured import run_result
 from hypersphere.report.neurons import inspection_page, layer_table
@@ -22,11 +21,10 @@ from hypersphere.report.page import (
 )
 from hypersphere.report.palette import class_colors
 from hypersphere.report.recipes import RecipeResults, recipe_page, summary_table, write_recipe_page
-from hypersphere.report.results import result_page
+from hypersphere.report.results import evaluation_table, result_page
 from hypersphere.report.runs import RunResult, run_page
 from hypersphere.report.spheres import Projection, Sphere, Spheres, project
-from hypersphere.report.tables import Column, Table, best_cells, markdown
-from hypersphere.report.terminal import print_table
+from hypersphere.report.tables import Column, Table, best_cells, markdown, print_table
 
 __all__ = [
     "Chart",

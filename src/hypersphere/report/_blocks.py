@@ -106,8 +106,8 @@ def roc_chart(curves: Mapping[str, Sequence[Roc]], higher_is_better: bool | None
     for name, seeds in curves.items():
         tars = [roc.tar.cpu()[torch.searchsorted(roc.far.cpu(), rates, right=True) - 1] for roc in seeds]
         series.append(Series(name, torch.stack(tars), x=rates))
-    names = {"x_name": "false accept rate", "y_name": "true accept rate"}
-    return Chart("ROC", charts.lines(series, **names, **RATE, log_x=True, higher_is_better=higher_is_better))
+    options = {"x_name": "false accept rate", "y_name": "true accept rate", "log_x": True, **RATE}
+    return Chart("ROC", charts.lines(series, higher_is_better=higher_is_better, **options))
 
 
 def cmc_chart(
@@ -116,8 +116,8 @@ def cmc_chart(
     """Return the identification rates of all seeds by name, up to rank `depth` or the size of the smallest gallery."""
     depth = min(depth, *(one.entries for seeds in identified.values() for one in seeds))
     series = [Series(name, torch.stack([one.cmc(depth) for one in seeds])) for name, seeds in identified.items()]
-    names = {"x_name": "rank", "y_name": "identification rate"}
-    return Chart("CMC", charts.lines(series, **names, **RATE, higher_is_better=higher_is_better))
+    options = {"x_name": "rank", "y_name": "identification rate", **RATE}
+    return Chart("CMC", charts.lines(series, higher_is_better=higher_is_better, **options))
 
 
 def arranged(by_title: Mapping[str, Mapping[str, Any]], caption: str = "") -> list[Section]:
@@ -159,7 +159,8 @@ def learned_charts(seeds: Mapping[str, Sequence[tuple[Mapping[str, Tensor], Mapp
         having = {name: [seed for seed in each if key in seed[0]] for name, each in seeds.items()}
         values = {name: torch.cat([tensors[key] for tensors, _ in each]) for name, each in having.items() if each}
         starts = {initial.get(key) for each in having.values() for _, initial in each}
-        marks = {"start": starts.pop()} if len(starts) == 1 and None not in starts else {}
+        start = starts.pop() if len(starts) == 1 else None
+        marks = {} if start is None else {"start": start}
         if values:
             made.append(Chart(title, charts.histogram(values, x_name=x_name, marks=marks)))
     return made
