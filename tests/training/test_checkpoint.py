@@ -104,6 +104,13 @@ def test_checkpoint_restores_all_tensors_and_extra_state_exactly(tmp_path):
     assert {"odd.first.weight", "odd.second.weight"} <= set(load_file(path / FILES[0]))
 
 
+def test_checkpoint_state_reads_only_the_requested_names(tmp_path):
+    Checkpoints(tmp_path).save(1, {}, {"best": {"step": 1}, "moments": torch.zeros(2), "seconds": 2.5})
+    checkpoint = Checkpoints(tmp_path).latest()
+    assert checkpoint.state("best", "seconds", "other") == {"best": {"step": 1}, "seconds": 2.5}
+    assert checkpoint.state().keys() == {"best", "moments", "seconds"}
+
+
 def test_checkpoint_restores_states_exactly(tmp_path):
     big = torch.randn(1000, 1000)
     state = {

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from hypersphere._state_files import TensorFiles
 from hypersphere.data import DataSplit, TensorSource
 from hypersphere.energy import hyperspherical_energy
 from hypersphere.optim import MovingAverage
@@ -140,6 +141,18 @@ def test_trainer_stopped_and_resumed_gives_identical_results(name, tmp_path):
     assert lines(Run.open(parts)) == lines(Run.open(tmp_path / "complete"))
     if "best" in settings.get("validation", {}):
         assert_same(bits(parts, "best"), bits(tmp_path / "complete", "best"))
+
+
+def test_trainer_resume_reads_no_tensor_twice(tmp_path, monkeypatch):
+    """A second reading would be of all rows, also of those that other processes hold."""
+    assert trainer(tmp_path, {"epochs": 1}).train()
+    names, read = [], TensorFiles.read
+    monkeypatch.setattr(
+        TensorFiles, "read", lambda files, name, rows=None: names.append(name) or read(files, name, rows)
+    )
+    assert trainer(tmp_path, {"epochs": 1}).resume().step == 5
+    assert "optimizer.0.state.0.exp_avg" in names
+    assert len(names) == len(set(names))
 
 
 def test_trainer_restarts_without_a_checkpoint_and_skips_a_finished_run(tmp_path):
@@ -564,6 +577,21 @@ def test_trainer_keeps_the_best_checkpoint_and_stops_early(tmp_path):
     again.resume()
     assert again.train()  # nothing left to do
     assert again.progress.epoch == 4
+
+
+def test_trainer_saves_when_validation_by_steps_stops_early(tmp_path):
+    validation = {"best": "accuracy", "patience": 2, "every": 2, "every_unit": "steps"}
+    settings = {"epochs": 9, "validation": validation, "save_every": 1000}
+    one = trainer(tmp_path, settings)
+    one.experiment.validation = scripted([0.5, 0.4, 0.3])
+    assert one.train()
+    assert one.progress.step == one.saved == 6
+    assert Run.open(tmp_path).checkpoint().step == 6
+    again = trainer(tmp_path, settings)
+    assert again.resume().step == 6
+    assert again.best == {"value": 0.5, "step": 2, "bad": 2}
+    assert again.train()  # nothing left to do
+    assert again.progress.step == 6
 
 
 def test_trainer_rejects_an_unknown_metric(tmp_path):

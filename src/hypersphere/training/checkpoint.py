@@ -65,9 +65,15 @@ class Checkpoint:
         """Read the state dicts of all modules, by name. Tensors that are divided among processes are complete."""
         return unflatten(self._skeleton()["modules"], self._tensors("modules").read)
 
-    def state(self) -> dict[str, Any]:
-        """Read everything that was saved except the modules; each call reads the files again."""
-        return unflatten(self._skeleton()["state"], self._tensors("state").read)
+    def state(self, *names: str) -> dict[str, Any]:
+        """Read everything that was saved except the modules; each call reads the files again.
+
+        Args:
+            names: read only these objects, as far as they were saved. The tensors of others are not read.
+        """
+        skeleton = self._skeleton()["state"]
+        chosen = {name: part for name, part in skeleton.items() if not names or name in names}
+        return unflatten(chosen, self._tensors("state").read)
 
     def restore_(self, modules: Mapping[str, nn.Module], state: Mapping[str, Any] | None = None) -> None:
         """Load the saved state into modules, and into other objects with a `load_state_dict`, in place.

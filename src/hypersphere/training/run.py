@@ -255,7 +255,7 @@ class Run:
             raise ValueError(f"{self.folder} has no checkpoint yet")
         if step is None:
             return checkpoint
-        best = checkpoint.state().get("best", {}).get("step")  # a folded run has no state
+        best = checkpoint.state("best").get("best", {}).get("step")  # a folded run has no state
         if best is None:
             raise ValueError(f"{self.folder} has no best checkpoint; set validation.best to a metric before training")
         return checkpoints.at(best)

@@ -113,7 +113,7 @@ class Trainer:
         if checkpoint is not None:
             try:
                 checkpoint.restore_(self._modules, self._state)
-                saved = checkpoint.state()
+                saved = checkpoint.state("seconds", "best")
                 self._earlier_seconds, self.best = float(saved["seconds"]), {**self.best, **saved["best"]}
             except (KeyError, TypeError, AttributeError, IndexError) as error:
                 raise DamagedCheckpoint(
@@ -195,13 +195,14 @@ class Trainer:
         if self.on_step is not None:
             self.on_step(self)
         is_within = progress.step % self.experiment.steps_per_epoch != 0  # otherwise the end of the epoch saves
-        stop, save = self._any(self.stop(), improved or (is_within and self._is_due()))
+        ended = not self._is_patient()
+        stop, save = self._any(self.stop(), ended or improved or (is_within and self._is_due()))
         if stop or save:
             self._save()
         if stop:
             self._any(True)  # wait for the first process to save, because torchrun stops all processes when one ends
             raise _Stopped
-        if not self._is_patient():
+        if ended:
             raise _Finished
 
     def _after_epoch(self, epoch: Epoch) -> None:
