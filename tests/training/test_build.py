@@ -18,6 +18,7 @@ from hypersphere.rotation import rotation_parameters
 from hypersphere.rotation.rotate import METHODS
 from hypersphere.rotation.training import ROTATIONS
 from hypersphere.training import Config, Trainer, minimize
+from hypersphere.training import build as build_module
 from hypersphere.training.build import ADVERSARIES, REGULARIZERS, build
 from hypersphere.training.components import MENUS, complete_settings
 from hypersphere.training.network import NETWORKS, OPERATORS
@@ -431,6 +432,38 @@ def test_experiment_rejects_what_cannot_be_built(settings, match):
     with pytest.raises(ValueError) as caught:
         build(Config.of({"model": SMALL, **settings}), split=pictures())
     assert match in str(caught.value)
+
+
+class Two:
+    """A stand-in for a group of two processes."""
+
+    size, rank = 2, 0
+
+
+def ring(count=6):
+    """Return a small graph, as the data of an experiment."""
+    nodes = torch.arange(count)
+    masks = [nodes % 3 == part for part in range(3)]
+    graph = Graph(torch.rand(count, 3), nodes % 2, torch.stack([nodes, nodes.roll(1)]), *masks, ("a", "b"))
+    train, test = (TensorSource(nodes[mask], graph.labels[mask], graph.classes) for mask in masks[:2])
+    return DataSplit(train, test, graph=graph)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip": 1.0, "head": {"name": "softmax", "sharded": True}}, "clip must be unset with head.sharded"),
+        ({"clip": 1.0, "parallel": "fsdp"}, "clip must be null with parallel fsdp"),
+        ({"precision": "float16", "parallel": "fsdp"}, "precision must be float32 or bfloat16 with parallel fsdp"),
+        ({"data": "cora"}, "data cora is a single graph, which cannot be divided among processes"),
+    ],
+)
+def test_experiment_rejects_what_processes_cannot_divide(settings, message, monkeypatch):
+    monkeypatch.setattr(build_module, "Processes", Two)
+    monkeypatch.setattr(build_module, "shard_network_", lambda network: None)
+    split = ring() if settings.get("data") == "cora" else pictures()
+    with pytest.raises(ValueError, match=message):
+        build(Config.of({"model": "auto", **settings}), split=split)
 
 
 def test_experiment_names_missing_options():

@@ -8,35 +8,6 @@ from hypersphere.training import Config, Trainer, build_experiment, check, check
 SMALL = {"data": {"name": "digits", "limit": 20}, "model": {"name": "mlp", "widths": [8]}}
 
 
-class Two:
-    """A stand-in for a group of two processes."""
-
-    size, rank = 2, 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"data": {"name": "digits", "limit": 20}, "model": "mlp", "clip": 1.0},
-            "clip must be unset with head.sharded",
-        ),
-        ({"data": "cora"}, "data cora is a single graph, which cannot be divided among processes"),
-    ],
-)
-def test_check_experiment_rejects_what_processes_cannot_divide(settings, message, monkeypatch):
-    monkeypatch.setattr(check, "Processes", Two)
-    nodes = torch.arange(6)
-    edges = torch.stack([nodes, nodes.roll(1)])
-    masks = [nodes % 3 == part for part in range(3)]
-    graph = data.Graph(torch.rand(6, 3), nodes % 2, edges, *masks, ("a", "b"))
-    train, test = (data.TensorSource(nodes[mask], graph.labels[mask], graph.classes) for mask in masks[:2])
-    monkeypatch.setitem(data.DATA, "cora", lambda root: data.DataSplit(train, test, graph=graph))
-    config = Config.of({**settings, "head": {"name": "softmax", "sharded": settings["data"] != "cora"}})
-    with pytest.raises(ValueError, match=message):
-        check_experiment(build_experiment(config))
-
-
 def test_check_experiment_names_the_shape_that_does_not_fit():
     model = {"name": "toy_cnn", "in_channels": 3}
     with pytest.raises(ValueError, match=r"the model toy_cnn does not fit inputs of shape \(1, 8, 8\): "):

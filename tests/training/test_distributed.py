@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from hypersphere.training import Config, Run, Trainer, build, build_experiment
+from hypersphere.training.distributed import SharedGradScaler
 from processes import run_processes
 
 BASE = {
@@ -87,6 +88,39 @@ def train_frozen(rank, settings):
 def test_frozen_batch_norm_keeps_its_statistics_in_two_processes(tmp_path, change):
     model = {"name": "mlp", "widths": [32, 16], "norm": "batch"}
     run_processes(train_frozen, 2, tmp_path, {**BASE, "model": model, "freeze": ["body.layers.1.*"], **change})
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_average_the_weights_of_one(tmp_path, parallel):
+    validation = {"every": 2, "every_unit": "steps", "energy": False}
+    settings = {**BASE, "ema": 0.5, "parallel": parallel, "validation": validation}
+    run(1, settings, tmp_path / "one")
+    run(2, {**settings, "steps": 3}, tmp_path / "two")
+    run(2, settings, tmp_path / "two", resume=True)
+    one, two = Run.open(tmp_path / "one"), Run.open(tmp_path / "two")
+    accuracies = [[line["accuracy"] for line in each.metrics() if "accuracy" in line] for each in (one, two)]
+    assert accuracies[0][:1] == pytest.approx(accuracies[1][:1], abs=1e-6)
+    assert accuracies[0][-2:] == pytest.approx(accuracies[1][-2:], abs=1e-6)
+    averages = [each.checkpoint().weights()["ema"] for each in (one, two)]
+    assert averages[0].keys() == averages[1].keys()
+    for name, average in averages[0].items():
+        torch.testing.assert_close(average, averages[1][name], rtol=1e-4, atol=1e-6)
+
+
+def overflow_in_one(rank, folder):
+    """Scale back gradients that overflow in the second process only, and store the weight and the scale."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer, scaler = torch.optim.SGD([weight], lr=0.5), SharedGradScaler("cpu", init_scale=4.0)
+    scaler.scale(weight.sum() if rank == 0 else weight.sum() * torch.inf).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    (folder / f"{rank}.json").write_text(json.dumps([weight.tolist(), scaler.get_scale()]))
+
+
+def test_scaler_skips_a_step_in_all_processes_if_one_overflows(tmp_path):
+    run_processes(overflow_in_one, 2, tmp_path, tmp_path)
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [[[1.0, 1.0], 2.0]] * 2
 
 
 def test_two_processes_validate_batches_that_are_too_small_for_both(tmp_path):

@@ -51,11 +51,18 @@ class MovingAverage:
             ValueError: if a weight was replaced, as `head.grow` does. Create a new average then.
         """
         self._require_same_weights()
-        weights = [p.detach() for p in self._weights.values()]
-        torch._foreach_lerp_(list(self.averages.values()), weights, 1 - self.decay)
+        # Each process averages its part of a divided weight: one call cannot mix DTensors with other tensors.
+        averages, weights = (
+            [one.to_local() if hasattr(one, "to_local") else one.detach() for one in tensors]
+            for tensors in (self.averages.values(), self._weights.values())
+        )
+        torch._foreach_lerp_(averages, weights, 1 - self.decay)
 
     def _require_same_weights(self) -> None:
         """Raise a `ValueError` if the module has other parameters: their rows may be those of other classes."""
+        for module in self.module.modules():
+            if hasattr(module, "reshard"):  # FSDP keeps complete copies of some weights after an evaluation
+                module.reshard()
         now = dict(self.module.named_parameters())
         replaced = [name for name in now | self._weights if now.get(name) is not self._weights.get(name)]
         if replaced:
@@ -65,7 +72,6 @@ class MovingAverage:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Replace the weights of the module by their averages within the context; for errors see `update`."""
-        self._require_same_weights()
         self._exchange()
         try:
             yield
@@ -74,7 +80,8 @@ class MovingAverage:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for name, parameter in self.module.named_parameters():
+        self._require_same_weights()
+        for name, parameter in self._weights.items():
             weight = parameter.detach().clone()
             parameter.copy_(self.averages[name])
             self.averages[name].copy_(weight)

@@ -22,7 +22,7 @@ from hypersphere.robustness import ATTACKS, Attack
 from hypersphere.rotation.training import TrainedRotation
 from hypersphere.training.components import MENUS, create, require_trust
 from hypersphere.training.config import Component, Config, with_absolute_paths
-from hypersphere.training.distributed import shard_network_
+from hypersphere.training.distributed import SharedGradScaler, shard_network_
 from hypersphere.training.loop import embed
 from hypersphere.training.network import Operator, build_body
 from hypersphere.training.objective import Objective
@@ -219,8 +219,13 @@ class Experiment:
             models.checkpoint_activations_(body)
 
     def _distribute_(self) -> None:
-        """Prepare the network for several processes."""
+        """Prepare the network for several processes; raise a `ValueError` if they cannot share the work."""
         config = self.config
+        if self.data.graph is not None:
+            reason = "is a single graph, which cannot be divided among processes; start one process"
+            raise ValueError(f"data {config.data.name} {reason}")
+        is_divided = isinstance(self.head, heads.ShardedHead)
+        require(not (config.clip and is_divided), "clip", "unset with head.sharded in several processes", config.clip)
         if config.sync_batch_norm:
             models.sync_batch_norm_(self.network)
             self._frozen = _freeze_(self.network, self._local_head, config.freeze)  # layers were replaced
@@ -228,6 +233,8 @@ class Experiment:
             for name, used in (("regularizers", config.regularizers), ("rotation", config.rotation.name != "none")):
                 require(not used, "parallel", f"ddp with {name}, which need complete weights in one process", "fsdp")
             require(config.clip is None, "clip", "null with parallel fsdp", config.clip)
+            is_scaled = config.precision == "float16"
+            require(not is_scaled, "precision", "float32 or bfloat16 with parallel fsdp", config.precision)
             shard_network_(self.network)
 
     def _build_loader(self) -> None:
@@ -254,7 +261,7 @@ class Experiment:
             self._local_head.advance_with(self.optimizer.optimizers[0])
         schedule = create(config.schedule, "schedule")
         self.scheduler = optim.Scheduler(self.optimizer.optimizers, schedule, self.steps, self.steps_per_epoch)
-        self.scaler = torch.amp.GradScaler(self.device.type) if config.precision == "float16" else None
+        self.scaler = SharedGradScaler(self.device.type) if config.precision == "float16" else None
         folds = config.ema is not None and self.rotation.stochastic is not None
         accepted = f"unset with the rotation {config.rotation.name}, which replaces weights"
         require(not folds, "ema", accepted, config.ema)

@@ -13,7 +13,6 @@ from torch import Tensor
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require, require_package
 from hypersphere.data import BrokenSample, Source
-from hypersphere.heads._collectives import Processes
 from hypersphere.optim.schedules import Plateau
 from hypersphere.training.build import Experiment
 from hypersphere.training.validation import VerificationProtocol
@@ -29,20 +28,13 @@ def check_experiment(experiment: Experiment, *, say: Callable[[str], None] = war
         say: called with advice about settings that work but are slow.
 
     Raises:
-        ValueError: if the model does not fit the data, a metric that a setting names is not measured, or several
-            processes cannot share the work.
+        ValueError: if the model does not fit the data, or a metric that a setting names is not measured.
         ImportError: if the package of a tracker is not installed.
     """
     config, split = experiment.config, experiment.data
     for tracker in config.trackers:
         if tracker.name in ("tensorboard", "wandb"):
             require_package(tracker.name, tracker.name, "track")
-    if Processes().size > 1:
-        if split.graph is not None:
-            reason = "is a single graph, which cannot be divided among processes; start one process"
-            raise ValueError(f"data {config.data.name} {reason}")
-        is_divided = bool(config.head.options.get("sharded"))
-        require(not (config.clip and is_divided), "clip", "unset with head.sharded in several processes", config.clip)
     _check_validation(experiment)
     inputs = _first_inputs(split.train, skips=config.broken_files == "skip").to(experiment.device)
     objective: Any = experiment.objective

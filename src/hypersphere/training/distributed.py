@@ -19,7 +19,7 @@ from hypersphere.heads import ShardedHead
 from hypersphere.heads._collectives import Processes
 from hypersphere.training.objective import Objective
 
-__all__ = ["Parallel", "local_tensor", "shard_network_"]
+__all__ = ["Parallel", "SharedGradScaler", "local_tensor", "shard_network_"]
 
 
 class Parallel(nn.Module):
@@ -91,6 +91,19 @@ class _GatheredHead(nn.Module):
         counts = torch.stack(self.processes.all_gather(torch.tensor(len(features), device=features.device))).tolist()
         everything = self.processes.gather_rows(features, counts, self.processes.size)
         return self.head(everything, self.processes.concatenate_rows(labels, counts))
+
+
+class SharedGradScaler(torch.amp.GradScaler):
+    """Loss scaling that skips a step in all processes if gradients overflow in one, as in one part of a divided head.
+
+    The processes would otherwise have different weights and different scales.
+    """
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Scale the gradients of an optimiser back, and look for overflows in all processes."""
+        super().unscale_(optimizer)
+        for overflows in self._found_inf_per_device(optimizer).values():
+            Processes().all_reduce_(overflows)
 
 
 def shard_network_(network: nn.Module) -> None:
