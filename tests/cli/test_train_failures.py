@@ -139,7 +139,7 @@ def test_train_locks_the_folder(tmp_path, train):
 
 
 def test_train_rejects_a_run_created_in_the_meantime(tmp_path, train, monkeypatch):
-    def slowly(experiment, say):
+    def slowly(experiment, on_message):
         Run.create(tmp_path / "run", experiment.config.patched({"seed": 3}))
 
     monkeypatch.setattr(training, "check_experiment", slowly)

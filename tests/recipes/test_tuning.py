@@ -27,8 +27,8 @@ def tuned(rows=None, **options):
 
 
 def test_best_trial_on_held_out_training_data_is_used_for_all_seeds(tmp_path):
-    said = []
-    records = execute(tuned(), tmp_path, say=said.append)
+    messages = []
+    records = execute(tuned(), tmp_path, on_message=messages.append)
     assert [one.seed for one in records] == [0, 1]
     for one in records:
         assert one.chosen == {"optimizer.lr": 3e-2}
@@ -37,7 +37,7 @@ def test_best_trial_on_held_out_training_data_is_used_for_all_seeds(tmp_path):
         assert [trial["settings"]["optimizer.lr"] for trial in one.trials] == RATES["optimizer.lr"]
         values = [trial["values"][0] for trial in one.trials]
         assert values[1] == max(values)
-    assert "optimizer.lr = 0.03, the best of 3 trials" in said[0]
+    assert "optimizer.lr = 0.03, the best of 3 trials" in messages[0]
     assert read_records(tmp_path, "digits") == records  # trials are stored elsewhere
 
 

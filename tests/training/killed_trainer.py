@@ -17,7 +17,7 @@ from hypersphere.training.build import build
 def train(folder, settings):
     experiment = build(Config.of(settings))
     run = Run.open(folder) if (folder / "config.json").exists() else Run.of(folder, experiment)
-    trainer = Trainer(experiment, run, say=sys.exit)  # a damaged checkpoint is an error
+    trainer = Trainer(experiment, run, on_message=sys.exit)  # a damaged checkpoint is an error
     trainer.resume()
     trainer.train()
 

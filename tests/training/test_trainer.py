@@ -182,6 +182,13 @@ def test_trainer_resumes_with_a_damaged_inner_line_of_metrics(tmp_path):
     assert [line["epoch"] for line in last.run.metrics() if line["kind"] == "epoch"] == [1, 2, 3]
 
 
+def test_trainer_warns_if_it_resumes_from_an_older_checkpoint(tmp_path):
+    assert trainer(tmp_path, {"save_every": 0}).train()
+    (tmp_path / "checkpoints" / "step-00000015" / "state.json").write_text("{}")
+    with pytest.warns(UserWarning, match="step-00000015 is damaged: .*; using step-00000014 instead"):
+        assert trainer(tmp_path).resume().step == 14
+
+
 @pytest.mark.parametrize(("budget", "longer"), [({"epochs": 2}, {"epochs": 3}), ({"steps": 5}, {"steps": 7})])
 def test_trainer_extends_a_finished_run(budget, longer, tmp_path):
     constant = {"schedule": "constant", "epochs": None, **budget}

@@ -143,7 +143,7 @@ def recipe_progress(console: Console, total: int) -> Iterator[Callable[[Row, int
     task, done = bar.add_task("", total=total), 0
     started: set[str] = set()  # rows and seeds that ran, in place of having a record from before
 
-    def show(row: Row, seed: int, part: float) -> None:
+    def update(row: Row, seed: int, part: float) -> None:
         nonlocal done
         label = f"{row.name}, seed {seed}"
         bar.update(task, description=label, completed=done + part)
@@ -156,4 +156,4 @@ def recipe_progress(console: Console, total: int) -> Iterator[Callable[[Row, int
                 print(f"[{done}/{total}] {label}{recorded}", file=sys.stderr, flush=True)
 
     with bar if console.is_terminal else nullcontext():
-        yield show
+        yield update

@@ -69,7 +69,7 @@ def reproduce(
             data_root=data_root,
             on_progress=on_progress if is_first else None,
             stop=lambda: signals.came,
-            say=warn if is_first else lambda message: None,
+            on_message=warn if is_first else lambda message: None,
         )
         if signals.came:
             raise KeyboardInterrupt

@@ -50,8 +50,9 @@ def train_in_folder(
     `existing` is the run in the folder if it is resumed, and `source` the run or file with the initial weights.
     """
     is_first = int(os.environ.get("RANK", 0)) == 0
-    say: Callable[[str], None] = warn if is_first else lambda message: None
-    show: Callable[..., None] = print_line if is_first else lambda *lines: None
+    # Of all processes, only the first one prints.
+    warn_once: Callable[[str], None] = warn if is_first else lambda message: None
+    print_once: Callable[..., None] = print_line if is_first else lambda *lines: None
     trainer: Trainer | None = None
     with ExitStack() as stack:
         try:
@@ -59,25 +60,25 @@ def train_in_folder(
             place = stack.enter_context(process_group(device))
             if existing is not None:
                 _require_same_weights(existing, source)
-            steps = existing.checkpoints(on_damage=say).steps() if existing is not None else []
-            weights = read_weights(source, on_damage=say) if source is not None and not steps else None
+            steps = existing.checkpoints(on_damage=warn_once).steps() if existing is not None else []
+            weights = read_weights(source, on_damage=warn_once) if source is not None and not steps else None
             try:
                 experiment = build_experiment(config, data_root=data_root, weights=weights, device=place)
             except (TypeError, RuntimeError) as error:  # raised by torch and Python for options that do not fit
                 if is_out_of_memory(error):
                     raise
                 raise ValueError(f"the experiment cannot be built: {_first_line(error)}") from error
-            check_experiment(experiment, say=say)
+            check_experiment(experiment, on_message=warn_once)
             if experiment.loaded is not None:
-                show(f"{'# ' * dry_run}from {source}: {experiment.loaded}")
+                print_once(f"{'# ' * dry_run}from {source}: {experiment.loaded}")
             if dry_run:
-                show(_plan(experiment, out, steps))
+                print_once(_plan(experiment, out, steps))
                 return 0
             run = _open_locked(out, experiment, source, resuming, stack)
-            trainer = Trainer(experiment, run, stop=lambda: signals.came, say=say)
-            show(experiment)
+            trainer = Trainer(experiment, run, stop=lambda: signals.came, on_message=warn_once)
+            print_once(experiment)
             if resuming:
-                _resume(trainer, show, say)
+                _resume(trainer, print_once, warn_once)
             if is_first:
                 trainer.on_step = stack.enter_context(TrainingProgress(Console(highlight=False)))
             signals.deferred = True
@@ -89,12 +90,14 @@ def train_in_folder(
                 raise ConnectionError(f"another process of this run has ended: {_first_line(error)}") from None
             raise
     if trainer is not None and trainer.finished:
-        _print_end(trainer, out, show, say)
+        _print_end(trainer, out, print_once, warn_once)
         return 0
     if trainer is None or trainer.saved is None:
-        say(f"interrupted; nothing new was saved in {out}")
+        warn_once(f"interrupted; nothing new was saved in {out}")
     else:
-        say(f"interrupted; step {trainer.saved} is saved in {out}; run the same command with --resume auto to continue")
+        warn_once(
+            f"interrupted; step {trainer.saved} is saved in {out}; run the same command with --resume auto to continue"
+        )
     return 130
 
 
@@ -154,31 +157,31 @@ def _sizes(module: nn.Module) -> str:
     return f"{sum(parameter.numel() for parameter in parameters):,} parameters, {trained:,} trained"
 
 
-def _resume(trainer: Trainer, show: Callable[..., None], say: Callable[[str], None]) -> None:
+def _resume(trainer: Trainer, print_once: Callable[..., None], warn_once: Callable[[str], None]) -> None:
     checkpoint = trainer.resume()
     if checkpoint is not None:
         is_finished = checkpoint.step == trainer.steps
         more = "; the run is finished, and more --epochs or --steps extend it" * is_finished
-        show(f"resuming from step {checkpoint.step} of {trainer.steps}{more}")
+        print_once(f"resuming from step {checkpoint.step} of {trainer.steps}{more}")
         threads = checkpoint.made_with.get("threads")
         if threads != torch.get_num_threads():
-            say(f"saved with {threads} threads, now {torch.get_num_threads()}: results may differ in rounding")
+            warn_once(f"saved with {threads} threads, now {torch.get_num_threads()}: results may differ in rounding")
 
 
-def _print_end(trainer: Trainer, out: Path, show: Callable[..., None], say: Callable[[str], None]) -> None:
+def _print_end(trainer: Trainer, out: Path, print_once: Callable[..., None], warn_once: Callable[[str], None]) -> None:
     """Print how training ended and which commands may follow."""
     chosen, best = trainer.config.validation, trainer.best
     if trainer.progress.step < trainer.steps:
-        show(f"stopped early: {chosen.best} did not improve for {chosen.patience} validations")
+        print_once(f"stopped early: {chosen.best} did not improve for {chosen.patience} validations")
     if best["step"] is not None:
-        show(f"best {chosen.best} {best['value']:.4f} at step {best['step']}")
+        print_once(f"best {chosen.best} {best['value']:.4f} at step {best['step']}")
     skipped = list(trainer.experiment.loader.skipped)
     if skipped:
         names = ", ".join(skipped[:3]) + ", …" * (len(skipped) > 3)
-        say(f"{len(skipped)} files could not be decoded and were skipped: {names}")
+        warn_once(f"{len(skipped)} files could not be decoded and were skipped: {names}")
     trust = " --trust-code" * bool(foreign_code(trainer.config))
     step = " --step best" * (best["step"] is not None)
-    show(f"Run: {out}", f"Next: hypersphere evaluate {out}{step}{trust}, or hypersphere report {out}{trust}")
+    print_once(f"Run: {out}", f"Next: hypersphere evaluate {out}{step}{trust}, or hypersphere report {out}{trust}")
 
 
 def _first_line(error: Exception) -> str:

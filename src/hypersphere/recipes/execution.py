@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ def execute(
     data_root: Path | None = None,
     on_progress: Callable[[Row, int, float], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
-    say: Callable[[str], None] = lambda message: None,
+    on_message: Callable[[str], None] = warnings.warn,
 ) -> list[Record]:
     """Run every row with every seed for which there is no record yet; return the records of all rows and seeds.
 
@@ -62,7 +63,8 @@ def execute(
         data_root: folder of the data sets; None uses the environment variable HYPERSPHERE_DATA.
         on_progress: called with the row, the seed and the fraction done; 1 if it is finished or was recorded before.
         stop: called after each step; if it returns True, the state is saved and the finished records are returned.
-        say: called with messages for the user, such as damaged checkpoints.
+        on_message: called with messages for the user: rows that diverge, damaged checkpoints that are skipped, settings
+            that were chosen for a row.
     """
     changes = json.loads(json.dumps(dict(overrides or {})))
     chosen = list(recipe.rows_at(scale)) if rows is None else [recipe.row(name) for name in dict.fromkeys(rows)]
@@ -71,7 +73,7 @@ def execute(
     for row in chosen:
         for trial in recipe.trials(row, scale) or [{}]:
             recipe.checked_settings(row, scale, {**trial, **changes}, numbers[0] if numbers else None)
-    options: dict[str, Any] = {"device": device, "data_root": data_root, "stop": stop, "say": say}
+    options: dict[str, Any] = {"device": device, "data_root": data_root, "stop": stop, "on_message": on_message}
     environment, records = made_with(), list[Record]()
     for row in chosen:
         selection = _stored_selection(recipe, row, scale, changes, out, numbers)
@@ -148,7 +150,7 @@ def _tune(
 
     best = max(trials, key=score)  # the first of equally good ones, as listed in the grid
     shown = ", ".join(f"{path} = {value}" for path, value in best["settings"].items())
-    options["say"](f"{row.name}: {shown}, the best of {len(trials)} trials on held-out training data")
+    options["on_message"](f"{row.name}: {shown}, the best of {len(trials)} trials on held-out training data")
     return Selection(best["settings"], trials)
 
 
@@ -246,7 +248,7 @@ class _Job:
         data_root: Path | None,
         report: Callable[[float], None],
         stop: Callable[[], bool],
-        say: Callable[[str], None],
+        on_message: Callable[[str], None],
     ) -> Outcome | None:
         """Train from the last checkpoint to the end and measure; return None if stopped."""
         config = Config.of({key: value for key, value in self.settings.items() if key != "measure"})
@@ -256,7 +258,7 @@ class _Job:
         def on_step(trainer: Trainer) -> None:
             report(min(trainer.progress.step / trainer.steps, 0.999))
 
-        trainer = Trainer(experiment, run, stop=stop, on_step=on_step, say=say)
+        trainer = Trainer(experiment, run, stop=stop, on_step=on_step, on_message=on_message)
         trainer.resume()
         measured, diverged, seconds = Outcome(), False, nan
         try:
@@ -270,7 +272,7 @@ class _Job:
                 root = _data_root(self.recipe.measure, data_root)
                 measured = self.recipe.measure(experiment, run, **self.options, **root)
         except FloatingPointError as error:
-            say(f"{self.row.name}, seed {self.seed}: {error}")
+            on_message(f"{self.row.name}, seed {self.seed}: {error}")
             diverged, seconds = True, trainer.seconds
         trained = outcome_of_lines(run.metrics())
         metrics = {"seconds": seconds, "diverged": float(diverged)}

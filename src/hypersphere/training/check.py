@@ -20,12 +20,12 @@ from hypersphere.training.validation import VerificationProtocol
 __all__ = ["check_experiment"]
 
 
-def check_experiment(experiment: Experiment, *, say: Callable[[str], None] = warnings.warn) -> None:
+def check_experiment(experiment: Experiment, *, on_message: Callable[[str], None] = warnings.warn) -> None:
     """Find problems before training: check the settings of validation, and pass two examples through the model.
 
     Args:
         experiment: the experiment.
-        say: called with advice about settings that work but are slow.
+        on_message: called with advice about settings that work but are slow.
 
     Raises:
         ValueError: if the model does not fit the data, or a metric that a setting names is not measured.
@@ -52,7 +52,7 @@ def check_experiment(experiment: Experiment, *, say: Callable[[str], None] = war
             raise ValueError(f"this model needs batches of at least two examples, not one: {error}") from None
     on_cpu = experiment.device.type == "cpu"
     if config.precision == "bfloat16" and on_cpu and not torch.cpu._is_avx512_bf16_supported():
-        say("this processor has no bfloat16 instructions; float32 is probably faster")
+        on_message("this processor has no bfloat16 instructions; float32 is probably faster")
 
 
 def _check_validation(experiment: Experiment) -> None:

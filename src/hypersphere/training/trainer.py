@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -39,7 +40,7 @@ class Trainer:
         run: the run; None to train without files.
         stop: called after each step; training stops if it returns True.
         on_step: called with the trainer after each step and each epoch.
-        say: called with messages for the user, such as damaged checkpoints.
+        on_message: called with messages for the user, such as those about damaged checkpoints that are skipped.
 
     Attributes:
         progress: state of training.
@@ -60,12 +61,12 @@ class Trainer:
         *,
         stop: Callable[[], bool] = lambda: False,
         on_step: Callable[[Trainer], None] | None = None,
-        say: Callable[[str], None] = lambda message: None,
+        on_message: Callable[[str], None] = warnings.warn,
     ) -> None:
         self.experiment, self.run, self.config = experiment, run, experiment.config
-        self.stop, self.on_step, self.say = stop, on_step, say
+        self.stop, self.on_step = stop, on_step
         self.processes = Processes()
-        self.checkpoints = run.checkpoints(self.config.keep, on_damage=say) if run is not None else None
+        self.checkpoints = run.checkpoints(self.config.keep, on_damage=on_message) if run is not None else None
         self.progress = Progress()
         self.steps = experiment.steps
         self.saved: int | None = None
