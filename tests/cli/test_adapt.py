@@ -57,13 +57,21 @@ def test_adapt_has_the_options_of_rotate(model_folder, text, tmp_path, succeeds,
     assert "side must be 'auto', 'weight' or 'input'" in fails(2, "adapt", model_folder, *words, "--side", "left")
 
 
-def test_adapt_writes_the_format_of_peft(text, tmp_path, succeeds):
+def diverge(*_, **__):
+    raise FloatingPointError("the loss became nan")
+
+
+def test_adapt_writes_the_format_of_peft(text, tmp_path, fails, succeeds, monkeypatch):
     peft = pytest.importorskip("peft")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=256, max_position_embeddings=32, **sizes)
     model_folder = tmp_path / "llama"
     transformers.LlamaForCausalLM(config).save_pretrained(model_folder)
     words = ["--text", text, "--out", tmp_path / "adapter", "--block-size", "4", "--steps", "5", "--peft"]
+    with monkeypatch.context() as patch:
+        patch.setattr(hs.training.loop, "minimize", diverge)
+        fails(1, "adapt", model_folder, *words)
+    assert not (tmp_path / "adapter").exists()  # so that the command can be repeated
     succeeds("adapt", model_folder, *words)
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["peft_type"] == "OFT"
     base = transformers.LlamaForCausalLM.from_pretrained(model_folder).eval()

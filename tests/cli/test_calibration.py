@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from hypersphere import data
 from hypersphere.evaluation import Calibration
 from hypersphere.training import Run, RunCalibration
 
@@ -65,6 +66,18 @@ def test_evaluate_prints_thresholds_of_all_pairs(people, succeeds, tmp_path):
         assert f"{point['threshold']:.4f}" in out
     assert "threshold at FAR 1e-09" not in out  # not resolved
     assert "Not resolved: 1,620 different pairs" in out
+
+
+def test_evaluate_shows_the_calibration_of_data_without_pairs(calibrated, succeeds, monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise data.NoPairsError("every class has one sample")
+
+    monkeypatch.setattr(data, "draw_all_class_pairs", refuse)
+    run, *_ = calibrated
+    succeeds("evaluate", run.folder, "--json", tmp_path / "found.json")
+    found = read(tmp_path / "found.json")
+    assert found["left_out"] == "every class has one sample"
+    assert found["calibration"]["fitted"]
 
 
 def test_evaluate_never_calls_an_accuracy_a_threshold(calibrated):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from hypersphere import data, report
 from hypersphere.cli import opening
 from hypersphere.cli.opening import Opened, open_run
 from hypersphere.data import MissingData
-from hypersphere.training import Run
+from hypersphere.training import Config, Run, build_experiment
 
 from .conftest import train
 from .pages import cells, logged
@@ -157,6 +158,30 @@ def test_embed_appends_the_features_of_mirrored_images():
     experiment = SimpleNamespace(embed=embed, data=data.DataSplit(source))
     features, _ = Opened(SimpleNamespace(), experiment, 1).embed(source, mirror=True, batch=4)
     assert torch.equal(features, torch.cat([source.inputs.flatten(1), source.inputs.flip(3).flatten(1)], dim=1))
+
+
+def test_commands_leave_out_broken_files_if_the_run_skips_them(photos, succeeds, tmp_path):
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    for person in folder.iterdir():
+        (person / "2.png").write_text("no image")
+    split = {"name": "image_folder", "path": str(folder), "size": 8, "split": "class", "held_out": 10}
+    settings = {"broken_files": "skip", "workers": 1, "epochs": 1}
+    held_out = build_experiment(Config.of({"data": split, **settings})).data.validation
+    names = [held_out.name(index) for index in range(len(held_out))]
+    # Pairs of images that follow each other.
+    pairs = [f"{one} {two} {int(one.split('/')[0] == two.split('/')[0])}" for one, two in pairwise(names)]
+    (tmp_path / "pairs.txt").write_text("\n".join(pairs))
+    run = train(tmp_path / "run", data={**split, "pairs": str(tmp_path / "pairs.txt")}, **settings)
+    assert len(run.experiment().embed()[0]) == 50
+    words = ["--bootstrap", 0, "--pca", 2, "--mirror", "--folds", 3]
+    succeeds("evaluate", run.folder, "--json", tmp_path / "e.json", *words)
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert found["samples"] == 50
+    assert (found["verification"]["same"], found["verification"]["different"]) == (30, 9)
+    succeeds("embed", run.folder, "--out", tmp_path / "e.npy", "--batch", "8")
+    written = json.loads((tmp_path / "e.json").read_text())["names"]
+    assert written == [name for name in names if not name.endswith("2.png")]
+    succeeds("report", run.folder)
 
 
 @pytest.mark.parametrize("name", ["evaluate", "embed", "attack", "report", "inspect"])

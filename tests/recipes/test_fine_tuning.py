@@ -1,7 +1,10 @@
 """Fine-tuning by rotation, LoRA and PEFT's OFT."""
 
 import pytest
+import torch
+from torch import nn
 
+from hypersphere.recipes.rotation import fine_tuning
 from hypersphere.recipes.rotation.fine_tuning import FINE_TUNING, fine_tune
 
 
@@ -20,6 +23,21 @@ def test_fine_tuning_all_weights_learns_the_second_task():
     metrics = outcome("full", second={"name": "digits"}, epochs=6)
     assert metrics["accuracy"] > 60  # chance is 10
     assert metrics["first_before"] == outcome("new head only")["first_before"]  # the same encoder
+
+
+def test_fine_tuning_ends_with_the_last_step_of_the_schedule(monkeypatch):
+    """Nine images in batches of four are two steps, because the last batch of one is merged."""
+    made, schedule = [], torch.optim.lr_scheduler.CosineAnnealingLR
+
+    def recorded(*arguments):
+        made.append(schedule(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(torch.optim.lr_scheduler, "CosineAnnealingLR", recorded)
+    model = fine_tuning._Classifier(nn.Flatten(), nn.Linear(4, 2))
+    fine_tuning._train(model, torch.rand(9, 1, 2, 2), torch.arange(9) % 2, 0.1, epochs=3, batch_size=4, seed=0)
+    (one,) = made
+    assert one.last_epoch == one.T_max == 6
 
 
 def test_rotations_agree_with_the_oft_of_peft():

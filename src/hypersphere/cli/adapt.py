@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -80,7 +81,8 @@ def adapt(
     for parameter in trained:
         parameter.requires_grad_()
     if peft:  # a layer that PEFT cannot rotate is an error before the training, and not after it
-        rotation.save_adapter(network, out, format="peft")
+        with TemporaryDirectory() as folder:
+            rotation.save_adapter(network, folder, format="peft")
     network.to(place)
     objective = NextToken(network)
     before = objective.mean_loss(test.to(place), length, batch)

@@ -85,15 +85,16 @@ def measure_run(opened: Opened, protocol: Protocol) -> dict[str, Any]:
     if protocol.pca is not None:
         count = len(split.train)
         train = data.subset(split.train, torch.linspace(0, count - 1, min(count, MOST_FITTED)).long())
-        features = evaluation.fit_pca(opened.embed(train, mirror=protocol.mirror)[0], protocol.pca)(features)
+        fitted_on, _ = opened.embed(opened.experiment.readable(train), mirror=protocol.mirror)
+        features = evaluation.fit_pca(fitted_on, protocol.pca)(features)
     names = tuple(source.name(index) for index in range(len(source)))
-    pairs = split.pairs if protocol.pairs is None else protocol.pairs
+    pairs = opened.pairs if protocol.pairs is None else protocol.pairs
     try:
         chosen = replace(protocol, pairs=pairs, pca=None)
         results |= _measure(Embeddings(features, labels, names), chosen, by_class=split.open_set)
-        return results | calibration
     except data.NoPairsError as error:
-        return results | {"left_out": str(error)}
+        results["left_out"] = str(error)
+    return results | calibration
 
 
 def _measure_calibration(opened: Opened, features: Tensor, labels: Tensor, protocol: Protocol) -> dict[str, Any]:

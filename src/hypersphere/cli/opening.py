@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from hypersphere.cli.output import warn
-from hypersphere.data import Mirrored, Source, open_images
+from hypersphere.data import Mirrored, Pairs, Source, open_images
+from hypersphere.data.sources import Subset
 from hypersphere.gallery import fingerprint_of
 from hypersphere.models.export import probe_batches
 from hypersphere.training import Experiment, Run, RunCalibration
@@ -30,18 +31,31 @@ class Opened:
     experiment: Experiment
     step: int
 
-    @property
+    @cached_property
     def held_out(self) -> Source:
-        """The held-out data of the run."""
+        """The held-out data of the run, without files that cannot be decoded if the run skips these."""
         source = self.experiment.data.validation
         if source is None:
             raise ValueError(f"{self.run.folder} has no held-out data")
-        return source
+        return self.experiment.readable(source)
+
+    @property
+    def pairs(self) -> Pairs | None:
+        """The pairs that the data define, as positions in `held_out`; None if they define none."""
+        split, source = self.experiment.data, self.held_out
+        if split.pairs is None or source is split.validation:
+            return split.pairs
+        assert split.validation is not None
+        position = torch.full((len(split.validation),), -1)
+        position[cast(Subset, source).positions] = torch.arange(len(source))
+        first, second = position[split.pairs.first], position[split.pairs.second]
+        both = (first >= 0) & (second >= 0)
+        return Pairs(first[both], second[both], split.pairs.same[both], split.pairs.fold[both])
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
-        return tuple(self.experiment.data.train[0].shape)
+        """The shape of one input, empty for a graph."""
+        return tuple((self.experiment.outline or {"shape": ()})["shape"])
 
     @property
     def fit(self) -> str:

@@ -340,15 +340,33 @@ class Experiment:
     def embed(self, source: data.Source | None = None, *, batch_size: int = 500) -> tuple[Tensor, Tensor]:
         """Return features (N, d) and labels (N,) of a source on the CPU, by default of the held-out data.
 
-        Features are computed in evaluation mode, in the precision of training.
+        Features are computed in evaluation mode, in the precision of training. If the setting `broken_files` is "skip",
+        held-out files that cannot be decoded are left out; those of a given source raise an error, see `readable`.
         """
         chosen = self.data.validation if source is None else source
         require(chosen is not None, "source", "given, because the experiment has no held-out data", source)
         assert chosen is not None
+        chosen = self.readable(chosen) if source is None else chosen
         size = batch_size if self.data.graph is None else len(chosen)
-        loader = data.Loader(chosen, batch_size=size, sampler=data.SAMPLERS["sequential"](chosen.labels, 0))
         with evaluation_mode(self.objective):
+            loader = self._in_order(chosen, size, "error")
             return embed(lambda x: self.objective.features(x.to(self.device)).cpu(), loader)
+
+    def readable(self, source: data.Source) -> data.Source:
+        """Return a source without the files that cannot be decoded, if the setting `broken_files` is "skip".
+
+        Every file is decoded once. Otherwise, and if there are no such files, the source itself is returned.
+        """
+        if self.config.broken_files == "error" or isinstance(source, data.TensorSource):
+            return source
+        is_readable = torch.cat([labels >= 0 for _, labels in self._in_order(source, 500, "skip")])
+        return source if is_readable.all() else data.subset(source, is_readable)
+
+    def _in_order(self, source: data.Source, batch_size: int, broken: str) -> data.Loader:
+        """Return the batches of a source in its order. Worker processes are not worth their start for one batch."""
+        workers = self.config.workers if len(source) > batch_size else 0
+        sampler = data.SAMPLERS["sequential"](source.labels, 0)
+        return data.Loader(source, batch_size=batch_size, sampler=sampler, workers=workers, broken=broken)
 
 
 def build(

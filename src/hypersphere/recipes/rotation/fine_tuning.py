@@ -159,10 +159,9 @@ def _train(
 ) -> float:
     """Train by AdamW with a cosine schedule; return the processor time."""
     batches = data.Batches(images, labels, batch_size, torch.Generator().manual_seed(seed))
-    steps = epochs * -(-len(labels) // batch_size)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(batches))
     began = time.process_time()
     minimize(model, batches, optimizer=optimizer, scheduler=schedule, epochs=epochs, clip=1.0)
     return time.process_time() - began
