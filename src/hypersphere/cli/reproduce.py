@@ -42,11 +42,11 @@ def reproduce(
     from hypersphere import recipes, report
 
     recipe = recipes.find_recipe(name)
-    chosen_rows = list(dict.fromkeys(rows or (row.name for row in recipe.rows_at(scale))))
-    chosen_seeds = list(range(seeds)) if seeds else list(recipe.seeds)
+    chosen_rows, chosen_seeds = recipe.selected(scale, rows or None, range(seeds) if seeds else None)
+    names = [row.name for row in chosen_rows]
     overrides = dict(map(assignment, assignments or []))
     if dry_run:
-        plan = recipes.plan(recipe, scale=scale, rows=chosen_rows, seeds=chosen_seeds, overrides=overrides)
+        plan = recipes.plan(recipe, scale=scale, rows=names, seeds=chosen_seeds, overrides=overrides)
         print_line(_layout(plan))
         return
 
@@ -55,19 +55,19 @@ def reproduce(
     from hypersphere.training import interrupts, process_group
 
     console, is_first = Console(), int(os.environ.get("RANK", 0)) == 0
-    bar = recipe_progress(console, len(chosen_rows) * len(chosen_seeds))
+    bar = recipe_progress(console, len(names) * len(chosen_seeds))
     with interrupts() as signals, process_group(device) as place, bar as on_progress:
         signals.deferred = recipe.compute is None  # training stops after a step; other computations stop at once
         records = recipes.execute(
             recipe,
             out,
             scale=scale,
-            rows=chosen_rows,
+            rows=names,
             seeds=chosen_seeds,
             overrides=overrides,
             device=place,
             data_root=data_root,
-            on_progress=on_progress if is_first else None,
+            on_progress=on_progress if is_first else lambda row, seed, fraction: None,
             stop=lambda: signals.came,
             on_message=warn if is_first else lambda message: None,
         )

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, nan
 from pathlib import Path
 from statistics import fmean
@@ -21,9 +22,9 @@ import torch
 from hypersphere._provenance import made_with
 from hypersphere.energy import mean_energy
 from hypersphere.heads._collectives import Processes
-from hypersphere.recipes.recipe import Outcome, Recipe, Row
+from hypersphere.recipes.recipe import Outcome, Recipe, Row, config_of
 from hypersphere.recipes.record import Record, finite_or_none, record_path, write_tensors
-from hypersphere.training import Config, DamagedCheckpoint, Experiment, Run, Trainer, build_experiment
+from hypersphere.training import DamagedCheckpoint, Experiment, Run, Trainer, build_experiment
 
 __all__ = ["execute", "outcome_of_lines"]
 
@@ -40,7 +41,7 @@ def execute(
     overrides: Mapping[str, Any] | None = None,
     device: Device = None,
     data_root: Path | None = None,
-    on_progress: Callable[[Row, int, float], None] | None = None,
+    on_progress: Callable[[Row, int, float], None] = lambda row, seed, fraction: None,
     stop: Callable[[], bool] = lambda: False,
     on_message: Callable[[str], None] = warnings.warn,
 ) -> list[Record]:
@@ -66,36 +67,49 @@ def execute(
         on_message: called with messages for the user: rows that diverge, damaged checkpoints that are skipped, settings
             that were chosen for a row.
     """
+    chosen, numbers = recipe.selected(scale, rows, seeds)
     changes = json.loads(json.dumps(dict(overrides or {})))
-    chosen = list(recipe.rows_at(scale)) if rows is None else [recipe.row(name) for name in dict.fromkeys(rows)]
-    numbers = [int(seed) for seed in (recipe.seeds if seeds is None else seeds)]
     # All settings are checked before the first run, which may take hours.
     for row in chosen:
         for trial in recipe.trials(row, scale) or [{}]:
             recipe.checked_settings(row, scale, {**trial, **changes}, numbers[0] if numbers else None)
-    options: dict[str, Any] = {"device": device, "data_root": data_root, "stop": stop, "on_message": on_message}
-    environment, records = made_with(), list[Record]()
+    session = _Session(recipe, out, scale, changes, device, data_root, stop, on_message, made_with())
+    records: list[Record] = []
     for row in chosen:
-        selection = _stored_selection(recipe, row, scale, changes, out, numbers)
-        selection = selection or _tune(recipe, row, scale, changes, out, environment, options)
+        selection = _stored_selection(session, row, numbers) or _tune(session, row)
         if selection is None:
             break
         for seed in numbers:
-            job = _Job(recipe, row, seed, scale, changes, out, selection)
-
-            def report(fraction: float, job: _Job = job) -> None:
-                if on_progress is not None:
-                    on_progress(job.row, job.seed, fraction)
-
+            report = partial(on_progress, row, seed)
+            job = _Job(session, row, seed, selection)
             record = job.finished_record()
             if record is None:
                 report(0.0)
-                record = job.run(environment, report=report, **options)
+                record = job.run(report)
             if record is None:
                 return records
             records.append(record)
             report(1.0)
     return records
+
+
+@dataclass(frozen=True)
+class _Session:
+    """What all jobs of one call of `execute` share, see there; `environment` is what records say about the machine."""
+
+    recipe: Recipe
+    out: Path
+    scale: str
+    overrides: dict[str, Any]
+    device: Device
+    data_root: Path | None
+    stop: Callable[[], bool]
+    on_message: Callable[[str], None]
+    environment: Mapping[str, Any]
+
+    def record_path(self, row: Row, seed: int) -> Path:
+        """Return the place of the record of a row and seed."""
+        return record_path(self.out, self.recipe.name, row.name, seed, self.overrides, self.scale)
 
 
 @dataclass(frozen=True)
@@ -106,29 +120,21 @@ class Selection:
     trials: Sequence[Mapping[str, Any]] = ()
 
 
-def _stored_selection(
-    recipe: Recipe, row: Row, scale: str, overrides: dict[str, Any], out: Path, seeds: Sequence[int]
-) -> Selection | None:
+def _stored_selection(session: _Session, row: Row, seeds: Sequence[int]) -> Selection | None:
     """Return the choice that a current record of the row was made with, or None. It needs no records of trials."""
+    recipe, overrides = session.recipe, session.overrides
     for seed in seeds:
-        path = record_path(out, recipe.name, row.name, seed, overrides, scale)
+        path = session.record_path(row, seed)
         record = Record.read(path) if path.exists() else None
         if record is not None and record.trials and record.overrides == overrides and record.is_current(recipe):
             return Selection(record.chosen, record.trials)
     return None
 
 
-def _tune(
-    recipe: Recipe,
-    row: Row,
-    scale: str,
-    overrides: dict[str, Any],
-    out: Path,
-    environment: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> Selection | None:
+def _tune(session: _Session, row: Row) -> Selection | None:
     """Run the trials of a row for which there are no records yet and choose the best one; None if stopped."""
-    combinations, tuning = recipe.trials(row, scale), recipe.tuning
+    recipe = session.recipe
+    combinations, tuning = recipe.trials(row, session.scale), recipe.tuning
     if not combinations:
         return Selection()
     assert tuning is not None
@@ -136,8 +142,8 @@ def _tune(
     for index, combination in enumerate(combinations):
         values: list[float | None] = []
         for seed in tuning.seeds:
-            job = _Job(recipe, row, seed, scale, overrides, out, Selection(combination), trial=index)
-            record = job.finished_record() or job.run(environment, report=lambda fraction: None, **options)
+            job = _Job(session, row, seed, Selection(combination), trial=index)
+            record = job.finished_record() or job.run(lambda fraction: None)
             if record is None:
                 return None
             values.append(record.metrics.get(tuning.metric))
@@ -150,7 +156,7 @@ def _tune(
 
     best = max(trials, key=score)  # the first of equally good ones, as listed in the grid
     shown = ", ".join(f"{path} = {value}" for path, value in best["settings"].items())
-    options["on_message"](f"{row.name}: {shown}, the best of {len(trials)} trials on held-out training data")
+    session.on_message(f"{row.name}: {shown}, the best of {len(trials)} trials on held-out training data")
     return Selection(best["settings"], trials)
 
 
@@ -158,26 +164,17 @@ class _Job:
     """One row with one seed, or one trial of it: its settings and the places of its files."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        row: Row,
-        seed: int,
-        scale: str,
-        overrides: dict[str, Any],
-        out: Path,
-        selection: Selection,
-        *,
-        trial: int | None = None,
+        self, session: _Session, row: Row, seed: int, selection: Selection, *, trial: int | None = None
     ) -> None:
-        self.recipe, self.row, self.seed, self.scale, self.overrides = recipe, row, seed, scale, overrides
-        self.selection, self.out = selection, out
-        self.settings = recipe.settings(row, scale, {**selection.chosen, **overrides}, seed)
-        self.path = record_path(out, recipe.name, row.name, seed, overrides, scale)
+        self.session, self.recipe, self.row, self.seed, self.selection = session, session.recipe, row, seed, selection
+        changes = {**selection.chosen, **session.overrides}
+        self.settings = self.recipe.settings(row, session.scale, changes, seed)
+        self.path = session.record_path(row, seed)
         if trial is not None:
-            assert recipe.tuning is not None
-            self.settings["selection"] = recipe.tuning.held_out
+            assert self.recipe.tuning is not None
+            self.settings["selection"] = self.recipe.tuning.held_out
             self.path = self.path.parent / "trials" / f"{trial}-{self.path.name}"
-        self.options = self.settings.get("measure", {})
+        self.measure_options = self.settings.get("measure", {})
         self.folder = self.path.with_suffix("")  # of the run, until its record is written
         self.processes = Processes()
 
@@ -187,10 +184,14 @@ class _Job:
             return None
         record = Record.read(self.path)
         is_same = (record.recipe, record.row, record.seed) == (self.recipe.name, self.row.name, self.seed)
-        return record if is_same and record.scale == self.scale and record.has_settings(self.settings) else None
+        return record if is_same and record.scale == self.session.scale and record.has_settings(self.settings) else None
 
-    def run(self, environment: Mapping[str, Any], device: Device, **options: Any) -> Record | None:
-        """Train and measure; return the record, which the first process also writes, or None if stopped."""
+    def run(self, report: Callable[[float], None]) -> Record | None:
+        """Train and measure; return the record, which the first process also writes, or None if stopped.
+
+        Args:
+            report: called with the fraction done.
+        """
         self._wait()  # until all processes have looked for the record
         if self.processes.rank == 0:
             _require_writable(self.path.parent)  # before training, not after it
@@ -200,18 +201,18 @@ class _Job:
         began = time.perf_counter()
         torch.manual_seed(self.seed)
         try:
-            outcome = self._outcome(device=device, **options)
+            outcome = self._train(report) if self.recipe.compute is None else self._compute(self.recipe.compute)
         except Exception:
-            _remove_empty_folders(self.path.parent, self.out)
+            _remove_empty_folders(self.path.parent, self.session.out)
             raise
         if outcome is None:
             return None
-        seconds = time.perf_counter() - began
+        seconds, environment = time.perf_counter() - began, self.session.environment
         record = Record(
             recipe=self.recipe.name,
             row=self.row.name,
             seed=self.seed,
-            scale=self.scale,
+            scale=self.session.scale,
             config=self.settings,
             metrics={key: finite_or_none(value) for key, value in outcome.metrics.items()},
             seconds=round(seconds, 3),
@@ -219,9 +220,9 @@ class _Job:
             curves={key: [finite_or_none(f"{v:.6g}") for v in values] for key, values in outcome.curves.items()},
             commit=environment["commit"],
             versions={name: environment[name] for name in ("hypersphere", "python", "torch", "numpy")},
-            machine=_machine(environment["machine"], device, self.processes.size),
+            machine=_machine(environment["machine"], self.session.device, self.processes.size),
             threads=environment["threads"],
-            overrides=self.overrides,
+            overrides=self.session.overrides,
             chosen=dict(self.selection.chosen),
             trials=[dict(trial) for trial in self.selection.trials],
         )
@@ -234,31 +235,22 @@ class _Job:
         self._wait()
         return record if self.processes.rank == 0 else Record.read(self.path)  # the same in all processes
 
-    def _outcome(self, *, data_root: Path | None, **options: Any) -> Outcome | None:
-        """Compute or train what the record holds; return None if stopped."""
-        if self.recipe.compute is None:
-            return self._train(data_root=data_root, **options)
-        root = _data_root(self.recipe.compute, data_root)
-        return self.recipe.compute(self.settings["seed"], **self.options, **root)
+    def _compute(self, compute: Callable[..., Outcome]) -> Outcome:
+        """Return what a recipe without training computes."""
+        root = _data_root(compute, self.session.data_root)
+        return compute(self.settings["seed"], **self.measure_options, **root)
 
-    def _train(
-        self,
-        *,
-        device: Device,
-        data_root: Path | None,
-        report: Callable[[float], None],
-        stop: Callable[[], bool],
-        on_message: Callable[[str], None],
-    ) -> Outcome | None:
+    def _train(self, report: Callable[[float], None]) -> Outcome | None:
         """Train from the last checkpoint to the end and measure; return None if stopped."""
-        config = Config.of({key: value for key, value in self.settings.items() if key != "measure"})
-        experiment = build_experiment(config, data_root=data_root, device=device)
+        session = self.session
+        config = config_of(self.settings)
+        experiment = build_experiment(config, data_root=session.data_root, device=session.device)
         run = self._open(experiment)
 
         def on_step(trainer: Trainer) -> None:
             report(min(trainer.progress.step / trainer.steps, 0.999))
 
-        trainer = Trainer(experiment, run, stop=stop, on_step=on_step, on_message=on_message)
+        trainer = Trainer(experiment, run, stop=session.stop, on_step=on_step, on_message=session.on_message)
         trainer.resume()
         measured, diverged, seconds = Outcome(), False, nan
         try:
@@ -269,10 +261,10 @@ class _Job:
             seconds = trainer.seconds  # without the measurement that follows
             if self.recipe.measure is not None:
                 experiment.objective.eval()
-                root = _data_root(self.recipe.measure, data_root)
-                measured = self.recipe.measure(experiment, run, **self.options, **root)
+                root = _data_root(self.recipe.measure, session.data_root)
+                measured = self.recipe.measure(experiment, run, **self.measure_options, **root)
         except FloatingPointError as error:
-            on_message(f"{self.row.name}, seed {self.seed}: {error}")
+            session.on_message(f"{self.row.name}, seed {self.seed}: {error}")
             diverged, seconds = True, trainer.seconds
         trained = outcome_of_lines(run.metrics())
         metrics = {"seconds": seconds, "diverged": float(diverged)}

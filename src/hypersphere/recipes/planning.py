@@ -35,9 +35,8 @@ def plan(
         >>> result["shared"]["head"], result["rows"]
         ({'name': 'arcface'}, {'a': {'head': {'m': 0.5}}, 'b': {'head': {'m': 0.4}}})
     """
-    names = [row.name for row in recipe.rows_at(scale)] if rows is None else list(dict.fromkeys(rows))
-    numbers = [int(seed) for seed in (recipe.seeds if seeds is None else seeds)]
-    settings = {row: recipe.checked_settings(row, scale, overrides, numbers[0]) for row in names}
+    chosen, numbers = recipe.selected(scale, rows, seeds)
+    settings = {row.name: recipe.checked_settings(row, scale, overrides, numbers[0]) for row in chosen}
     shared = _shared(list(settings.values())) if len(settings) > 1 else {}
     return {
         "recipe": recipe.name,
@@ -46,7 +45,7 @@ def plan(
         "core_hours_of_all_rows": recipe.cost.get(scale),
         "shared": shared,
         "rows": {row: _without(shared, one) for row, one in settings.items()},
-        "parameters": {} if recipe.compute else _parameters(recipe, scale, names, overrides),
+        "parameters": {} if recipe.compute else _parameters(recipe, scale, list(settings), overrides),
     }
 
 

@@ -248,6 +248,13 @@ class Recipe:
         require(scale in self.scales, "scale", f"one of {', '.join(self.scales)}", scale)
         return tuple(row for row in self.rows if scale in row.scales)
 
+    def selected(
+        self, scale: str, rows: Sequence[str] | None = None, seeds: Sequence[int] | None = None
+    ) -> tuple[list[Row], list[int]]:
+        """Return the rows and seeds to run: the given ones, by default those of the scale and of the recipe."""
+        chosen = list(self.rows_at(scale)) if rows is None else [self.row(name) for name in dict.fromkeys(rows)]
+        return chosen, [int(seed) for seed in (self.seeds if seeds is None else seeds)]
+
     def trials(self, row: Row, scale: str = "cpu") -> list[dict[str, Any]]:
         """Return the combinations of the settings that are tuned, as values by dotted path; empty without tuning."""
         if self.tuning is None or scale not in self.tuning.scales:
@@ -319,7 +326,7 @@ class Recipe:
         settings = self.settings(row, scale, overrides, seed)
         if self.compute is None:
             try:
-                check_components(Config.of({key: value for key, value in settings.items() if key != "measure"}))
+                check_components(config_of(settings))
             except ValueError as error:
                 raise ValueError(f"row {name!r}: {error}") from None
         return settings
@@ -328,9 +335,7 @@ class Recipe:
         self, row: str | Row, scale: str = "cpu", overrides: Patch | None = None, seed: int | None = None
     ) -> Config:
         """Return the config of a row, see `settings`."""
-        settings = self.settings(row, scale, overrides, seed)
-        settings.pop("measure", None)
-        return Config.of(settings)
+        return config_of(self.settings(row, scale, overrides, seed))
 
     @property
     def printed(self) -> dict[str, dict[str, float]]:
@@ -350,6 +355,11 @@ class Recipe:
             "rows": [row.name for row in self.rows],
             "seeds": list(self.seeds),
         }
+
+
+def config_of(settings: Mapping[str, Any]) -> Config:
+    """Return the config of the settings of a row, which may also hold the options of `measure`."""
+    return Config.of({key: value for key, value in settings.items() if key != "measure"})
 
 
 def _has(settings: Mapping[str, Any], path: str) -> bool:
