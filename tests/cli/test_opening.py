@@ -160,6 +160,12 @@ def test_embed_appends_the_features_of_mirrored_images():
     assert torch.equal(features, torch.cat([source.inputs.flatten(1), source.inputs.flip(3).flatten(1)], dim=1))
 
 
+@pytest.mark.parametrize("name", ["evaluate", "embed", "report", "cite"])
+def test_commands_say_that_the_folder_of_another_library_is_no_run(name, fails, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    assert "must be the folder of a run of `hypersphere train`" in fails(2, name, tmp_path)
+
+
 def test_commands_leave_out_broken_files_if_the_run_skips_them(photos, succeeds, tmp_path):
     folder = shutil.copytree(photos, tmp_path / "photos")
     for person in folder.iterdir():

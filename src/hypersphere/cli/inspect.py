@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,24 +61,13 @@ def _model(source: Path, device: str | None, data_root: Path | None, trust_code:
 
     from hypersphere.cli.opening import open_run
 
-    if _is_run(source):
+    if options.is_run(source):
         opened = open_run(source, data_root, device=device, with_data=False, trust_code=trust_code)
         return nn.ModuleDict({"network": opened.experiment.network.body, "head": opened.experiment.head})
     has_weights = any(source.glob("*.safetensors")) if source.is_dir() else source.is_file()
     options.check_run(source, also=", .safetensors files or a file of torch.save", valid=has_weights)
     require(device is None, "--device", "omitted unless RUN is the folder of a run", device)
     return source
-
-
-def _is_run(folder: Path) -> bool:
-    """Return True for a run, also a damaged one. The config.json of other libraries has no format number."""
-    if not options.is_run(folder):
-        return False
-    try:
-        content = json_module.loads((folder / options.CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        return True
-    return not isinstance(content, dict) or "format" in content
 
 
 def _inspection(model: nn.Module | Path, *, pairs: int, most: int, seed: int) -> Inspection:

@@ -145,7 +145,7 @@ def entry_options(title: str, name: str) -> dict[str, Any]:
     if title == "recipes":
         recipe: Any = menu[name]
         return merge(recipe.base, recipe.scales.get("cpu", {}))
-    return menu.options(name) if callable(menu[name]) else {}
+    return menu.options(name)
 
 
 def _description(title: str, name: str) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _description_lines(entry: Any) -> Iterator[str]:
         return
     if isinstance(entry, partial):
         yield _summary(entry)
-    text = entry if isinstance(entry, str) else inspect.getdoc(getattr(entry, "func", entry)) or ""
+    text = inspect.getdoc(getattr(entry, "func", entry)) or ""
     if getattr(entry, "__module__", "").startswith("torch."):
         text = text.partition("\n")[0]  # the rest are formulas
     for line in text.splitlines():

@@ -105,9 +105,17 @@ def _measure_calibration(opened: Opened, features: Tensor, labels: Tensor, proto
     """
     classes, split = opened.held_out.classes, opened.experiment.data
     if protocol.calibrate:
-        about: dict[str, Any] = {"step": opened.step, "fingerprint": opened.fingerprint, "open_set": split.open_set}
-        options: dict[str, Any] = {"far": protocol.far, "prior": protocol.prior, "seed": protocol.seed}
-        fitted = RunCalibration.fit(features, labels, classes, **about, **options)
+        fitted = RunCalibration.fit(
+            features,
+            labels,
+            classes,
+            step=opened.step,
+            fingerprint=opened.fingerprint,
+            open_set=split.open_set,
+            far=protocol.far,
+            prior=protocol.prior,
+            seed=protocol.seed,
+        )
     elif (found := opened.run.calibration()) is None:
         return {}
     elif left_out := opened.refusal(found) or ("" if protocol.plain else "it is one of plain cosines"):

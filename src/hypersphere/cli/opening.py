@@ -22,6 +22,8 @@ from hypersphere.training.processes import choose_device
 
 __all__ = ["Opened", "open_run", "probe_inputs"]
 
+PROBES = 32  # inputs on which two forms of a network are compared
+
 
 @dataclass(frozen=True, eq=False)
 class Opened:
@@ -127,7 +129,7 @@ def open_run(
     return Opened(run, experiment, checkpoint.step)
 
 
-def probe_inputs(experiment: Experiment, count: int = 32, *, as_bytes: bool = False) -> list[Tensor]:
+def probe_inputs(experiment: Experiment, *, as_bytes: bool = False) -> list[Tensor]:
     """Return batches to compare two forms of a network, see `probe_batches`; for a graph, one batch of all nodes.
 
     Images are floats in [0, 1], or uint8 with `as_bytes`.
@@ -135,5 +137,5 @@ def probe_inputs(experiment: Experiment, count: int = 32, *, as_bytes: bool = Fa
     split = experiment.data
     if split.graph is not None:
         return [torch.arange(len(split.graph.features))]
-    inputs = torch.stack([split.train[index] for index in range(min(count, len(split.train)))])
+    inputs = torch.stack([split.train[index] for index in range(min(PROBES, len(split.train)))])
     return probe_batches(inputs.float() / 255 if inputs.dtype == torch.uint8 and not as_bytes else inputs)

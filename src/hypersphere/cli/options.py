@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -32,8 +33,14 @@ Number = TypeVar("Number", int, float)
 
 
 def is_run(path: Path) -> bool:
-    """Return True if a folder holds a run, also a damaged one."""
-    return (path / CONFIG).is_file()
+    """Return True for a run, also a damaged one. The config.json of other libraries has no format number."""
+    if not (path / CONFIG).is_file():
+        return False
+    try:
+        content = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return True
+    return not isinstance(content, dict) or "format" in content
 
 
 def check_run(path: Path, name: str = "RUN", *, also: str = "", valid: bool = False) -> Path:

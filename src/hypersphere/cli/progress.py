@@ -36,13 +36,12 @@ class TrainingProgress:
 
     Args:
         console: gets one line after each validation. In addition, a terminal shows a bar, and other outputs get a line
-            every few seconds.
-        every: seconds between those lines.
+            every five seconds.
     """
 
-    def __init__(self, console: Console, every: float = 5.0) -> None:
+    def __init__(self, console: Console) -> None:
         self.console = console
-        self.every = 0.2 if console.is_terminal else every
+        self.every = 0.2 if console.is_terminal else 5.0  # seconds
         self.bar = Progress(
             TextColumn("{task.fields[epoch]}"),
             BarColumn(bar_width=16),

@@ -81,9 +81,10 @@ def reproduce(
 
 def _layout(plan: Mapping[str, Any]) -> str:
     """Return a plan as JSON of few lines, see `settings_json`."""
+    rows = [f"{json.dumps(name)}: {settings_json(settings, 3)}" for name, settings in plan["rows"].items()]
     blocks = {
         "shared": settings_json(plan["shared"], 2),
-        "rows": json_block([f"{json.dumps(name)}: {settings_json(of, 3)}" for name, of in plan["rows"].items()], 2),
+        "rows": json_block(rows, 2),
         "parameters": json_block(fill_lines(plan["parameters"]), 2),
     }
     return json_block([f"{json.dumps(key)}: {blocks.get(key) or json.dumps(value)}" for key, value in plan.items()], 1)

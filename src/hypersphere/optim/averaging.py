@@ -62,7 +62,7 @@ class MovingAverage:
         """Raise a `ValueError` if the module has other parameters: their rows may be those of other classes."""
         for module in self.module.modules():
             if hasattr(module, "reshard"):  # FSDP keeps complete copies of some weights after an evaluation
-                module.reshard()
+                module.reshard()  # type: ignore[operator]
         now = dict(self.module.named_parameters())
         replaced = [name for name in now | self._weights if now.get(name) is not self._weights.get(name)]
         if replaced:

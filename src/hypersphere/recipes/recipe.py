@@ -94,13 +94,13 @@ def table_rows(
     return tuple(
         Row(
             f"{line}, {column}",
-            merge(of_column, of_line),
+            merge(column_patch, line_patch),
             printed={metric: (source, line, column)},
             grid=(grids or {}).get(line),
             baseline=None if baseline in (None, line) else f"{baseline}, {column}",
         )
-        for column, of_column in columns.items()
-        for line, of_line in lines.items()
+        for column, column_patch in columns.items()
+        for line, line_patch in lines.items()
     )
 
 

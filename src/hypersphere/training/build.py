@@ -85,7 +85,7 @@ class AdversarialOptions:
 
 
 @dataclass(frozen=True)
-class HeadOptions:
+class HeadTrainingOptions:
     """Options of every head that concern its training.
 
     Attributes:
@@ -278,10 +278,15 @@ class Experiment:
             name = getattr(protocol, "label", one.name.rpartition(":")[2])
             require(name not in protocols, "validation.protocols", "different from each other", name)
             protocols[name] = protocol
-        options: dict[str, Any] = {"broken": config.broken_files, "workers": config.workers, "energy": chosen.energy}
-        # A batch of training fits into memory, so the same number of examples without gradients does too.
-        size = config.batch_size if chosen.batch_size is None else chosen.batch_size
-        self.validation = Validator(self.data, protocols, batch_size=size, **options)
+        self.validation = Validator(
+            self.data,
+            protocols,
+            # A batch of training fits into memory, so the same number of examples without gradients does too.
+            batch_size=config.batch_size if chosen.batch_size is None else chosen.batch_size,
+            broken=config.broken_files,
+            workers=config.workers,
+            energy=chosen.energy,
+        )
 
     def __str__(self) -> str:
         """Return one line about model, head, data and length of training."""

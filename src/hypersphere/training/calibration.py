@@ -112,8 +112,8 @@ class RunCalibration:
         paired = paired[torch.randperm(len(paired), generator=generator)]
         single = single[torch.randperm(len(single), generator=generator)]
         chosen = torch.cat([paired[: (len(paired) + 1) // 2], single[: len(single) // 2]]).sort().values
-        of_chosen = torch.isin(labels, chosen)
-        x, y = features[of_chosen], labels[of_chosen]
+        is_chosen = torch.isin(labels, chosen)
+        x, y = features[is_chosen], labels[is_chosen]
         first, second = _sample_pairs(y, MOST_FITTED, generator)
         owners = y[first], y[second]
         fitted = Calibration.fit(
@@ -249,15 +249,15 @@ def _sample_pairs(
     members = index.argsort(stable=True).split(sizes.tolist())
     same_pairs = int((sizes * (sizes - 1) // 2).sum())
     if same_pairs <= most:
-        same = torch.cat([torch.combinations(of_class) for of_class in members])
+        same = torch.cat([torch.combinations(positions) for positions in members])
     else:
         # A class is drawn as often as it has pairs, and then two different samples of it.
         drawn = torch.multinomial((sizes * (sizes - 1)).double(), most, replacement=True, generator=generator)
-        starts, of_drawn = sizes.cumsum(0) - sizes, sizes[drawn]
-        one = (torch.rand(most, generator=generator, dtype=torch.float64) * of_drawn).long()
-        step = 1 + (torch.rand(most, generator=generator, dtype=torch.float64) * (of_drawn - 1)).long()
+        starts, class_sizes = sizes.cumsum(0) - sizes, sizes[drawn]
+        one = (torch.rand(most, generator=generator, dtype=torch.float64) * class_sizes).long()
+        step = 1 + (torch.rand(most, generator=generator, dtype=torch.float64) * (class_sizes - 1)).long()
         by_class = torch.cat(members)
-        same = torch.stack([by_class[starts[drawn] + one], by_class[starts[drawn] + (one + step) % of_drawn]], 1)
+        same = torch.stack([by_class[starts[drawn] + one], by_class[starts[drawn] + (one + step) % class_sizes]], 1)
     different: list[Tensor] = []
     while sum(map(len, different)) < most:
         candidates = torch.randint(count, (most, 2), generator=generator)

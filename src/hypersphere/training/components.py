@@ -121,7 +121,7 @@ MENUS: dict[str, Menu] = {
         "hypersphere.heads:BASELINES",
         "hypersphere.heads:PRESETS",
         passed=["in_features", "num_classes"],
-        handled="hypersphere.training.build:HeadOptions",
+        handled="hypersphere.training.build:HeadTrainingOptions",
         synonyms="hypersphere.heads:PRESET_ALIASES",
     ),
     "regularizer": Menu("hypersphere.training.build:REGULARIZERS", passed=["model", "modules", "where"]),
@@ -347,13 +347,11 @@ def _load(path: str) -> Any:
 
 def _parameters(factory: Factory) -> dict[str, Parameter]:
     """Return the named parameters of a factory."""
-    if not callable(factory):
-        return {}
     named = named_parameters(factory)
     if any(one.annotation == "Unpack[HeadOptions]" for one in inspect.signature(factory).parameters.values()):
         heads: Any = importlib.import_module("hypersphere.heads")
-        of_head = inspect.signature(heads.AngularHead).parameters
-        named |= {key: of_head[key] for key in heads.HeadOptions.__annotations__}
+        head_parameters = inspect.signature(heads.AngularHead).parameters
+        named |= {key: head_parameters[key] for key in heads.HeadOptions.__annotations__}
     return named
 
 

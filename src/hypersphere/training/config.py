@@ -168,9 +168,7 @@ class Config:
     )
     normalize: Component = _component("auto", "Normalisation of the inputs, part of the network.", "normalize")
     workers: int = _setting(0, "Worker processes that read and decode data.", least=0, may_change=True)
-    broken_files: str = _setting(
-        "error", "What to do with a file that cannot be decoded.", choices=("error", "skip"), may_change=False
-    )
+    broken_files: str = _setting("error", "What to do with a file that cannot be decoded.", choices=("error", "skip"))
 
     # What is trained.
     model: Component = _component("auto", "Model that maps inputs to features; auto fits the data.", "model")

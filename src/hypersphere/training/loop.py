@@ -288,8 +288,8 @@ def _finite(*tensors: Tensor) -> bool:
 def _healthy(objective: nn.Module, x: Tensor) -> bool:
     """Return True if the parameters, and the features if the objective defines them, are finite."""
     inner = objective.module if isinstance(objective, DistributedDataParallel) else objective
-    of_inputs = getattr(inner, "features", None)
-    return _finite(*objective.parameters(), *([] if of_inputs is None else [of_inputs(x)]))
+    features = getattr(inner, "features", None)
+    return _finite(*objective.parameters(), *([] if features is None else [features(x)]))
 
 
 def _require_parameters(optimizer: Any, head: nn.Module) -> None:

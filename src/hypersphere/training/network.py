@@ -111,12 +111,12 @@ def _decoupled(entry: Callable[..., Any]) -> Callable[..., Operator]:
         storage: str = "full",
         scale: str | None = None,
         layers: str = "convolutions",
-        **of_magnitude: Any,
+        **magnitude_options: Any,
     ) -> Operator:
         require(layers in WHICH, "operator.layers", f"one of {', '.join(WHICH)}", layers)
         options = {"angular": angular, "weighting": weighting, "learn_k": learn_k, "learn_radius": learn_radius}
         options |= {"radius_norm": radius_norm, "momentum": momentum, "storage": storage, "scale": scale}
-        magnitude = entry(**of_magnitude)
+        magnitude = entry(**magnitude_options)
         return Operator(convert_=partial(_convert_, magnitude=magnitude, which=layers, options=options))
 
     decoupled.__doc__ = entry.__doc__

@@ -70,8 +70,9 @@ class Objective(nn.Module):
             loss = self.head(self.features(inputs), labels)
         else:
             with self._autocast(inputs):
-                options: dict[str, Any] = {"attack": self.attack, "weight": self.attack_weight}
-                loss = adversarial_loss(self.network, inputs, labels, loss=self.head, **options)
+                loss = adversarial_loss(
+                    self.network, inputs, labels, loss=self.head, attack=self.attack, weight=self.attack_weight
+                )
         # Only the loss of the head depends on the batch; regularisers are added once per step, without this factor.
         loss = loss if share is None else loss * share
         for regularizer in (*self.regularizers, *self.penalties) if regularize else ():

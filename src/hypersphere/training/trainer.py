@@ -107,10 +107,10 @@ class Trainer:
         Raises:
             ValueError: if the data are not those of the run.
         """
-        if self.run is None:
+        if self.run is None or self.checkpoints is None:
             raise ValueError("a Trainer without a run has nothing to resume")
         self.run.require_same_data(self.experiment.data)
-        checkpoint = None if self.checkpoints is None else self.checkpoints.latest()
+        checkpoint = self.checkpoints.latest()
         if checkpoint is not None:
             try:
                 checkpoint.restore_(self._modules, self._state)

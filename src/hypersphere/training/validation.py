@@ -95,8 +95,8 @@ class VerificationProtocol:
         # Without pairs of examples that cannot be decoded.
         pairs = pairs.subset((labels[pairs.first] >= 0) & (labels[pairs.second] >= 0))
         folds: Any = pairs.fold if pairs.folds > 1 else min(10, int(pairs.same.sum()), int((~pairs.same).sum()))
-        options: dict[str, Any] = {"folds": folds, "subtract_mean": self.subtract_mean}
-        result = verify(features[pairs.first], features[pairs.second], pairs.same, **options)
+        first, second = features[pairs.first], features[pairs.second]
+        result = verify(first, second, pairs.same, folds=folds, subtract_mean=self.subtract_mean)
         return {name: getattr(result, name) for name in self.metrics}
 
     def draws_pairs(self, split: data.DataSplit) -> bool:
