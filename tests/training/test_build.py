@@ -309,7 +309,7 @@ def test_experiment_trains_a_foreign_model_with_an_embedder():
     experiment = trained({"model": {"name": f"{__name__}:UserNet", "width": 5}, "embedding": {"pool": "gem"}})
     assert isinstance(experiment.network.body, models.Embedder)
     assert experiment.network.feature_dim == 5
-    with pytest.raises(ValueError, match=r"the config names code .*which is imported only with --trust-code"):
+    with pytest.raises(ValueError, match=r"the config names code .*which is imported only with trust_code=True"):
         build(Config.of({"model": f"{__name__}:UserNet"}), split=pictures(), trust_code=False)
 
 
@@ -317,7 +317,7 @@ def test_foreign_code_is_not_imported_without_trust(tmp_path, monkeypatch):
     (tmp_path / "surprise.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     for setting in ("model", "head", "optimizer", "augment", "data", "operator", "rotation"):
-        with pytest.raises(ValueError, match="imported only with --trust-code"):
+        with pytest.raises(ValueError, match="imported only with trust_code=True"):
             build(
                 Config.of({setting: "surprise:Net"}), split=None if setting == "data" else pictures(), trust_code=False
             )

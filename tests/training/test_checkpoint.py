@@ -502,7 +502,7 @@ def test_damaged_checkpoints_are_kept_and_never_used(tmp_path):
 def test_restore_of_state_from_weights_only_is_rejected(tmp_path):
     layer = nn.Linear(2, 2)
     silent(tmp_path).save(1, {"layer": layer})
-    with pytest.raises(ValueError, match=r"step-00000001 holds weights only, so .* hypersphere train --from"):
+    with pytest.raises(ValueError, match=r"step-00000001 holds weights only, so .* build_experiment"):
         silent(tmp_path).latest().restore_({"layer": layer}, {"optimizer": torch.optim.SGD(layer.parameters())})
     silent(tmp_path).latest().restore_({"layer": layer})
 

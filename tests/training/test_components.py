@@ -189,7 +189,7 @@ def test_require_trust_refuses_foreign_code_without_importing_it(module):
     config = Config.of({"model": {"name": "my_module:build", "width": 1}, "trackers": "my_module:anything"})
     text = message(require_trust, config, False, "the config")
     names = "model my_module:build, trackers.0 my_module:anything"
-    assert text == f"the config names code outside hypersphere ({names}), which is imported only with --trust-code"
+    assert text == f"the config names code outside hypersphere ({names}), which is imported only with trust_code=True"
     assert "my_module" not in sys.modules
     require_trust(config, True, "the config")
     require_trust(Config(), False, "the config")

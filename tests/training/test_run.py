@@ -78,7 +78,7 @@ def test_run_alone_works_on_a_disk_without_locks(tmp_path, monkeypatch):
 
 
 def test_run_open_and_create_reject_invalid_folders(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere is not a run of `hypersphere train`: config.json: No such file"):
+    with pytest.raises(ValueError, match=r"nowhere is not the folder of a run: config.json: No such file"):
         Run.open(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="must be a writable folder"):
         Run.create("/proc/nowhere", Config())
@@ -97,7 +97,7 @@ def test_run_open_reports_damaged_settings(tmp_path, broken):
 
 def test_run_open_names_a_config_of_another_library(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
-    with pytest.raises(DamagedCheckpoint, match=r"not of a run of `hypersphere train`: it has no format number$"):
+    with pytest.raises(DamagedCheckpoint, match=r"not the file of a run: it has no format number$"):
         Run.open(tmp_path)
 
 
@@ -315,7 +315,7 @@ def test_run_imports_foreign_code_only_if_it_is_trusted(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     trainer = trained(tmp_path / "run", {"model": f"{module}:Net"})
     run = Run.open(tmp_path / "run")
-    with pytest.raises(ValueError, match=rf"names code outside hypersphere \(model {module}:Net\).*--trust-code"):
+    with pytest.raises(ValueError, match=rf"names code outside hypersphere \(model {module}:Net\).*trust_code=True"):
         run.experiment()
     opened = run.experiment(trust_code=True)
     assert torch.equal(opened.network.body.linear.weight, trainer.experiment.network.body.linear.weight)

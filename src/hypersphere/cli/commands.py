@@ -53,6 +53,14 @@ SMALLER = {  # the option that lowers the memory use of a command
     "attack": "--limit",
     "adapt": "--batch",
 }
+# What errors of the library advise in Python, and the same on the command line.
+ADVICE = {
+    "pass root= or": "pass --data-root or",
+    "imported only with trust_code=True": "imported only with --trust-code",
+    "pass its weights to build_experiment(weights=…)": "start a new run from them with hypersphere train --from",
+    "source must be the folder of a run or": "initial weights (--from) must be the folder of a run or",
+    "resume it, or choose another folder": "continue it with --resume auto, or choose another folder with --out",
+}
 
 
 class Command(TyperCommand):
@@ -170,13 +178,15 @@ def main() -> None:
 
         end(error, 3 if isinstance(error, DamagedData | DamagedCheckpoint | DamagedGallery) else 2)
     except (FileNotFoundError, PermissionError, ImportError) as error:
-        # `root` is the name of the argument in Python
-        end(str(error).replace("pass root= or", "pass --data-root or"), 2)
+        end(error, 2)
     except (OSError, FloatingPointError) as error:
         end(error, 1)
 
 
 def end(reason: object, code: int) -> NoReturn:
     """Print the reason in one line and exit with the code."""
-    warn(reason)
+    text = str(reason)
+    for in_python, on_command_line in ADVICE.items():
+        text = text.replace(in_python, on_command_line)
+    warn(text)
     sys.exit(code)

@@ -87,7 +87,7 @@ class Checkpoint:
         state = state or {}
         skeleton = self._skeleton()
         if state and not skeleton["state"]:
-            advice = "start a new run from them with hypersphere train --from, or restore the modules only"
+            advice = "pass its weights to build_experiment(weights=…), or restore the modules only"
             raise ValueError(f"{self.path} holds weights only, so training cannot resume from it; {advice}")
         for given, kind in ((modules, "modules"), (state, "state")):
             missing = sorted(set(given) - set(skeleton[kind]))

@@ -308,7 +308,7 @@ def require_trust(config: Config, trust_code: bool, owner: object) -> None:
     """Raise a `ValueError` if a config names import paths and `trust_code` is False; nothing is imported before."""
     foreign = foreign_code(config)
     if foreign and not trust_code:
-        reason = "which is imported only with --trust-code"
+        reason = "which is imported only with trust_code=True"
         raise ValueError(f"{owner} names code outside hypersphere ({', '.join(foreign)}), {reason}")
 
 

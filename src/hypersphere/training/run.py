@@ -114,14 +114,12 @@ class Run:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ValueError(f"{folder} is not a run of `hypersphere train`: {CONFIG}: {error.strerror}") from None
+            raise ValueError(f"{folder} is not the folder of a run: {CONFIG}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
             raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
         version = content.get("format") if isinstance(content, dict) else None
         if version is None:
-            raise DamagedCheckpoint(
-                f"{path} is damaged, or not of a run of `hypersphere train`: it has no format number"
-            )
+            raise DamagedCheckpoint(f"{path} is damaged, or not the file of a run: it has no format number")
         if version == 1:
             raise ValueError(f"{folder} was trained with hypersphere 0.1; open it with that version")
         if version != FORMAT:
@@ -343,7 +341,7 @@ def read_weights(source: str | Path, *, on_damage: Callable[[str], None] = warni
     if (path / CONFIG).is_file():
         return Run.open(path).checkpoint(on_damage=on_damage).weights()["objective"]
     is_file = path.suffix == ".safetensors" and path.is_file()
-    require(is_file, "initial weights (--from)", "the folder of a run or an existing .safetensors file", str(source))
+    require(is_file, "source", "the folder of a run or an existing .safetensors file", str(source))
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -353,8 +351,7 @@ def read_weights(source: str | Path, *, on_damage: Callable[[str], None] = warni
 def refuse_existing(folder: Path) -> None:
     """Raise a `ValueError` if a folder already holds a run."""
     if (folder / CONFIG).exists():
-        advice = "continue it with --resume auto, or choose another folder with --out"
-        raise ValueError(f"{folder} already holds a run; {advice}")
+        raise ValueError(f"{folder} already holds a run; resume it, or choose another folder")
 
 
 def _is_line(value: Any) -> bool:
