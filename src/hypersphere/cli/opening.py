@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hypersphere.cli.output import warn
 from hypersphere.data import Mirrored, Pairs, Source, open_images
-from hypersphere.data.sources import Subset
+from hypersphere.data.sources import Subset, first_sample
 from hypersphere.gallery import fingerprint_of
 from hypersphere.models.export import probe_batches
 from hypersphere.training import Experiment, Run, RunCalibration
@@ -56,8 +56,8 @@ class Opened:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input, empty for a graph."""
-        return tuple((self.experiment.outline or {"shape": ()})["shape"])
+        """The shape of one input."""
+        return tuple(first_sample(self.experiment.data.train).shape)
 
     @property
     def fit(self) -> str:
