@@ -3,7 +3,7 @@ import torch
 
 from hypersphere import data
 from hypersphere.data.splits import split_by_class
-from hypersphere.training import Config, Trainer, build_experiment, check, check_experiment
+from hypersphere.training import Config, Trainer, build_experiment, check_experiment
 
 SMALL = {"data": {"name": "digits", "limit": 20}, "model": {"name": "mlp", "widths": [8]}}
 
