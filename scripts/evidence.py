@@ -28,7 +28,7 @@ TITLES = {
 # Tables and figures of which the first decided claim is drawn and listed in the README.
 HEADLINES = (
     *("T2.2", "T2.3", "T2.8", "T2.9", "F3.3b", "F3.5", "T4.3", "T4.7", "T6.1", "T5.1", "T6.4", "T6.5", "T5.7", "F5.4"),
-    *("T5.8", "T-E.6", "T7.3", "T7.4", "T7.5", "T7.1", "T7.2", "O-T10", "T-F.5", "O-F9", "O-T8"),
+    *("T5.8", "T-E.6", "T7.3", "T7.4", "T7.5", "T7.1", "T7.2", "O-T10", "T-F.5", "O-F9", "O-T8", "O-T9"),
 )
 COLORS = {"yes": "#1a7f37", "no": "#b42318", "not resolved": "#6b7280"}
 COLUMNS = ("claim", "source", "printed difference", "here", "seeds", "verdict", "recipe")
