@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from hypersphere.functions.magnitude import Linear
-from hypersphere.layers import DecoupledConv2d, DecoupledLinear, equivalent_weight, fold_operator_
+from hypersphere.layers import DecoupledConv2d, DecoupledLinear, convert_, equivalent_weight, fold_operator_
 
 INNER_PRODUCTS = {
     "inner product": {"magnitude": "inner_product"},
@@ -62,6 +62,66 @@ def test_fold_operator_leaves_a_model_with_a_parametrised_layer_unchanged(kind):
     assert parametrize.is_parametrized(model[3])
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
     torch.testing.assert_close(model(x), before, rtol=0, atol=0)
+
+
+def tied(first, second):
+    """Return a model of two layers with the same weight."""
+    second.weight = first.weight
+    return nn.ModuleDict({"first": first, "second": second})
+
+
+def linear(alpha):
+    return DecoupledLinear(4, 4, bias=False, magnitude=Linear(alpha=alpha))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: (nn.Embedding(7, 4), DecoupledLinear(4, 7, bias=False, magnitude="linear")),
+        lambda: (DecoupledLinear(4, 7, bias=False, magnitude="linear"), nn.Linear(4, 7)),
+        lambda: (linear(1.0), linear(2.0)),
+    ],
+    ids=["embedding", "linear layer", "other scale"],
+)
+def test_fold_operator_refuses_to_change_a_tied_weight(layers):
+    model = tied(*layers())
+    state = copy.deepcopy(model.state_dict())
+    with pytest.raises(
+        ValueError, match=r"^layer 'first' must not share its weight, but it shares it with 'second', and folding"
+    ):
+        fold_operator_(model)
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+    assert any(isinstance(layer, DecoupledLinear) for layer in model.values())
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: (nn.Embedding(7, 4), DecoupledLinear(4, 7, bias=False, magnitude="inner_product")),
+        lambda: (linear(2.0), linear(2.0)),
+    ],
+    ids=["inner product", "same scale"],
+)
+def test_fold_operator_keeps_ties_of_layers_that_need_the_same_weight(layers):
+    model = tied(*layers())
+    x = torch.randn(3, 4)
+    before = model["second"](x)
+    assert fold_operator_(model) > 0
+    assert model["first"].weight is model["second"].weight
+    torch.testing.assert_close(model["second"](x), before)
+
+
+def test_fold_operator_refuses_tied_attention_with_different_operators():
+    model = nn.ModuleDict({"first": nn.MultiheadAttention(4, 2), "second": nn.MultiheadAttention(4, 2)})
+    model["second"].in_proj_weight = model["first"].in_proj_weight
+    convert_(model, where=lambda name, _: name == "first", magnitude="linear")
+    state = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="layer 'first' must not share its weight, but it shares it with 'second'"):
+        fold_operator_(model)
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+    convert_(model, where=lambda name, _: name == "second", magnitude="linear")
+    assert fold_operator_(model) == 6
+    assert model["first"].in_proj_weight is model["second"].in_proj_weight
 
 
 def test_equivalent_weight_is_available_under_its_old_name():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hypersphere.layers._attention import DecoupledMultiheadAttention
 from hypersphere.layers._operator import inner_product_filters, is_inner_product
 from hypersphere.layers.convert import layers_to_revert, revert_
 from hypersphere.layers.decoupled import DecoupledLayer
@@ -20,18 +23,48 @@ def fold_operator_(model: nn.Module) -> int:
     All others depend on the norm of each patch, which a layer of torch does not compute.
 
     Raises:
-        ValueError: each layer is an inner product, but one is parametrised. The model is unchanged.
+        ValueError: each layer is an inner product, but one is parametrised, or shares its weight with a layer that
+            needs another one after folding. The model is unchanged.
     """
     weights = {module: equivalent_weight(module) for module in model.modules() if isinstance(module, DecoupledLayer)}
     if not weights or any(weight is None for weight in weights.values()):
         return 0
-    layers_to_revert(model)  # raises the errors of `revert_` before the first weight changes
-    for module, weight in weights.items():
-        assert weight is not None
+    folded = cast(dict[nn.Module, Tensor], weights)
+    # Both raise their errors before the first weight changes.
+    layers_to_revert(model)
+    _require_consistent_ties(model, folded)
+    for module, weight in folded.items():
         with torch.no_grad():
-            module.weight.copy_(weight)
+            cast(Tensor, module.weight).copy_(weight)
     revert_(model)
     return len(weights)
+
+
+def _require_consistent_ties(model: nn.Module, folded: dict[nn.Module, Tensor]) -> None:
+    """Raise a `ValueError` if layers share a parameter of which they need different values after folding."""
+
+    def value_after_folding(module: nn.Module, name: str, parameter: Tensor) -> Tensor:
+        if isinstance(module, DecoupledMultiheadAttention):
+            for projection in module.projections.values():
+                part = projection._part
+                if part.parameter == name:
+                    parameter = part.replaced(parameter, folded[projection], part.shape_of(parameter))
+            return parameter
+        return folded[module] if name == "weight" and module in folded else parameter
+
+    users: dict[nn.Parameter, list[tuple[str, nn.Module, str]]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                users.setdefault(parameter, []).append((path, module, name))
+    for parameter, (first, *others) in users.items():
+        for other in others:
+            values = [value_after_folding(module, name, parameter.detach()) for _, module, name in (first, other)]
+            if not torch.equal(*values):
+                raise ValueError(
+                    f"layer {first[0]!r} must not share its weight, but it shares it with {other[0]!r}, "
+                    "and folding would change the output of one of them"
+                )
 
 
 def equivalent_weight(layer: DecoupledLayer) -> Float[Tensor, "..."] | None:
