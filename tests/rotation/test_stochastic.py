@@ -1,11 +1,14 @@
 """Stochastic rotations (S-OPT)."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import oracle
-from hypersphere.rotation import Stochastic, fold_, rotated_layers
+from hypersphere.optim import Optimizers
+from hypersphere.rotation import Equivalence, Stochastic, fold_, rotated_layers
 
 from .samples import left_unchanged, mlp, perturb_
 
@@ -131,6 +134,42 @@ def test_stochastic_step_rejects_a_folded_model():
     fold_(model)
     with pytest.raises(ValueError, match="was folded; create a new"):
         stochastic.step()
+
+
+@pytest.mark.parametrize("make", [partial(Stochastic, fraction=0.5), partial(Equivalence, block_size=4)])
+def test_step_drops_the_state_of_several_optimizers(make):
+    model, x = mlp(), torch.randn(5, 10)
+    folded = make(model, every=1)
+    rotated = {p for _, rotation in folded._folded_layers() for p in rotation.parameters()}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    others = [p for p in trained if p not in rotated]
+    optimizers = Optimizers([torch.optim.Adam(group) for group in (list(rotated), others)])
+    model(x).square().sum().backward()
+    optimizers.step()
+    assert folded.step(optimizers)
+    first, second = optimizers.optimizers
+    assert not first.state
+    assert set(second.state) == set(others)
+
+
+@pytest.mark.parametrize("make", [partial(Stochastic, whole_first=False), partial(Equivalence, block_size=4)])
+def test_step_leaves_everything_unchanged_after_an_error(make):
+    model = mlp()
+    folded = make(model, every=1)
+    perturb_(model)
+    with (
+        left_unchanged(model),
+        pytest.raises(ValueError, match=r"^optimizer must be None, an optimiser .*, not 'list'"),
+    ):
+        folded.step([torch.optim.Adam(model.parameters())])
+    (*_, (_, last)) = folded._folded_layers()
+    with torch.no_grad():
+        next(last.parameters()).fill_(torch.nan)
+    weight = model[0].parametrizations.weight.original.clone()
+    with pytest.raises(ValueError, match="the parameters of a rotation must be finite"):
+        folded.step()
+    assert torch.equal(model[0].parametrizations.weight.original, weight)
+    assert folded.steps == 0
 
 
 @pytest.mark.parametrize(

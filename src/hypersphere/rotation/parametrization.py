@@ -186,9 +186,7 @@ class Rotation(nn.Module):
     @torch.no_grad()
     def fold(self, neurons: Float[Tensor, "..."]) -> None:
         """Replace the neurons by the rotated neurons, computed in float64, and restart from R = I."""
-        names = list(self.parameter_sets)
-        require(len(names) == 1, "model", "rotated by one set of parameters to fold and continue", names)
-        self.require_finite()
+        self.require_foldable()
         free, rows = _numerics.to_float64(self.parameter), _numerics.to_float64(self._stacked(neurons))
         # `to_float64` moves tensors of a device without float64 to the CPU.
         dimensions = None if self.dimensions is None else self.dimensions.to(rows.device)
@@ -221,6 +219,12 @@ class Rotation(nn.Module):
         dimensions, seed = cast(Tensor, self.dimensions), int(cast(Tensor, self.seed))
         size = rows_of(self.part, neurons).shape[1]
         dimensions.copy_(self.layout.draw_order(size, seed, folds)[: len(dimensions)])
+
+    def require_foldable(self) -> None:
+        """Raise a `ValueError` if `fold` would."""
+        names = list(self.parameter_sets)
+        require(len(names) == 1, "model", "rotated by one set of parameters to fold and continue", names)
+        self.require_finite()
 
     def require_finite(self) -> None:
         """Raise a `ValueError` if a free parameter is not finite."""

@@ -17,6 +17,7 @@ from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import choose, guard_save_pretrained, is_integer, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
+from hypersphere.optim import Optimizers
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.rotate import (
@@ -54,30 +55,38 @@ class PeriodicFold(abc.ABC):
     def _folded_layers(self) -> Sequence[tuple[nn.Module, Rotation | TwoSidedRotation]]:
         """Return the modules whose rotations are folded and redrawn, with their rotations."""
 
-    def step(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
+    def step(self, optimizer: torch.optim.Optimizer | Optimizers | None = None) -> bool:
         """Count one training step, and fold and draw dimensions after every `every` steps.
 
+        If an error is raised, the model, the optimiser and the counter are unchanged.
+
         Args:
-            optimizer: its state of the folded parameters is dropped, because momentum refers to the old dimensions.
+            optimizer: its state of the folded parameters is dropped, because momentum refers to the old dimensions. It
+                may be a `hypersphere.optim.Optimizers`.
 
         Returns:
             True if the rotations were folded.
         """
-        self.steps += 1
-        if self.steps % self.every:
-            return False
-        for module, rotation in self._folded_layers():
-            is_rotated = any(r is rotation for _, _, r in rotated_layers(module))
-            if not is_rotated:
-                kind = type(self).__name__
-                raise ValueError(f"a layer of this model ({type(module).__name__}) was folded; create a new {kind}")
-            neurons = neurons_of(module, rotation.part.parameter)
-            rotation.fold(neurons)
-            rotation.redraw(neurons, self.steps // self.every)
-            if optimizer is not None:
+        optimizers = [] if optimizer is None else getattr(optimizer, "optimizers", [optimizer])
+        has_state = all(hasattr(one, "state") for one in optimizers)
+        require(has_state, "optimizer", "None, an optimiser of torch or `Optimizers`", type(optimizer).__name__)
+        steps = self.steps + 1
+        if steps % self.every == 0:
+            layers = self._folded_layers()
+            for module, rotation in layers:
+                if not any(r is rotation for _, _, r in rotated_layers(module)):
+                    kind = type(self).__name__
+                    raise ValueError(f"a layer of this model ({type(module).__name__}) was folded; create a new {kind}")
+                rotation.require_foldable()
+            for module, rotation in layers:
+                neurons = neurons_of(module, rotation.part.parameter)
+                rotation.fold(neurons)
+                rotation.redraw(neurons, steps // self.every)
                 for parameter in rotation.parameters():
-                    optimizer.state.pop(parameter, None)
-        return True
+                    for one in optimizers:
+                        one.state.pop(parameter, None)
+        self.steps = steps
+        return steps % self.every == 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step counter. Dimensions and seeds are buffers of the model."""

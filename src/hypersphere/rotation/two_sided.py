@@ -203,6 +203,10 @@ class TwoSidedRotation(nn.Module):
                 order.copy_(rotation.layout.draw_order(len(order), seed, folds))
         self.part.write(neurons, self.in_order_of_blocks(rows), self.part.shape_of(neurons))
 
+    def require_foldable(self) -> None:
+        """Raise a `ValueError` if `fold` would."""
+        self.require_finite()
+
     def require_finite(self) -> None:
         """Raise a `ValueError` if a free parameter is not finite."""
         for rotation in self.rotations:
