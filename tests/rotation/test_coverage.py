@@ -16,6 +16,7 @@ from hypersphere.rotation import (
     Stochastic,
     fold_,
     orthogonality_error,
+    refine_neurons,
     rotate_,
     rotated_layers,
     rotation_parameters,
@@ -309,6 +310,22 @@ def test_rotate_refines_and_normalizes_the_neurons_of_each_expert():
     model = rotate_(Experts(), output_layer=None, normalize=True, refine="mhe", refine_steps=3)
     for layer in hs.layers_of(model, output=None):
         torch.testing.assert_close(layer.rows().norm(dim=1), torch.ones(len(layer.rows())))
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(6, 12, 3, groups=3), nn.ConvTranspose2d(6, 12, 3, groups=3)])
+def test_rotate_refines_each_group_of_a_convolution_separately(layer):
+    (groups,) = (one.row_sets() for one in hs.layers_of(layer))
+    rotate_(layer, output_layer=None, refine="mhe", refine_steps=3)
+    (refined,) = (one.row_sets() for one in hs.layers_of(layer))
+    for one, other in zip(groups, refined, strict=True):
+        torch.testing.assert_close(other, refine_neurons(one, "mhe", steps=3), atol=1e-6, rtol=1e-5)
+
+
+def test_rotate_leaves_groups_of_one_neuron_as_they_are():
+    layer = nn.Conv2d(6, 6, 3, groups=6)
+    weight = layer.weight.detach().clone()
+    rotate_(layer, output_layer=None, refine="mhe", refine_steps=3)
+    torch.testing.assert_close(layer.weight, weight)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

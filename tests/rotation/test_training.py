@@ -77,6 +77,19 @@ def test_none_prepares_hidden_neurons_as_a_rotation_does(options):
     assert all(p.requires_grad for p in modules.parameters())
 
 
+def test_none_refines_experts_and_groups_separately_as_a_rotation_does():
+    torch.manual_seed(0)
+    experts = nn.Module()
+    experts.num_experts, experts.weight = 3, nn.Parameter(torch.randn(3, 6, 4))
+    body = nn.Sequential(nn.Conv2d(4, 12, 3, groups=2), experts)
+    modules = nn.ModuleDict({"network": body, "head": AngularHead(4, 3)})
+    rotated = copy.deepcopy(modules)
+    for name, one in (("none", modules), ("free", rotated)):
+        ROTATIONS[name](one, normalize=True, refine="mhe", refine_steps=5)
+    for one, other in zip(modules["network"], rotated["network"], strict=True):
+        torch.testing.assert_close(one.weight, other.weight, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_rotation_by_a_map_equals_rotate(name):
     modules, expected = network(4, 6, 8), network(4, 6, 8)

@@ -105,7 +105,8 @@ def rotate_(
         normalize: scale the neurons to norm 1 first. torch initialises Linear neurons with norm about 0.58. Rotations
             cannot change norms, so unnormalised layers learn slowly.
         refine: lower the energy of V first: "mhe", "half_space_mhe", "comhe", or a function from rows to an energy,
-            such as `CompressiveEnergy`, see `refine_neurons`.
+            such as `CompressiveEnergy`, see `refine_neurons`. Experts and the groups of a grouped convolution are
+            refined separately.
         refine_steps: the number of descent steps of the refinement.
         refine_rate: the length of its first step in radians.
         output: rotate the output layer, the classifier, too (CLS-OPT).
@@ -165,11 +166,10 @@ def rotate_(
                 nn.init.normal_(parametrization.parameter, std=spread)
         else:
             parametrization = CustomTransform(method, weight)
-        rows = weight if normalize or refine is not None else None
-        if rows is not None and refine is not None:
-            sets = rows.chunk(layer.groups if layer.part.stacked else 1)
-            rows = torch.cat([refine_neurons(one, refine, steps=refine_steps, rate=refine_rate) for one in sets])
-        plans.append((layer, parametrization, sphere.normalize(rows) if rows is not None and normalize else rows))
+        rows = prepared_rows(
+            layer, normalize=normalize, refine=refine, refine_steps=refine_steps, refine_rate=refine_rate
+        )
+        plans.append((layer, parametrization, rows))
     for layer, _, rows in plans:
         if rows is not None:
             layer.write(rows)
@@ -179,6 +179,25 @@ def rotate_(
     if report:
         print(selection.report())
     return model
+
+
+def prepared_rows(
+    layer: NeuronLayer,
+    *,
+    normalize: bool,
+    refine: str | Callable[[Tensor], Tensor] | None,
+    refine_steps: int,
+    refine_rate: float,
+) -> Float[Tensor, "n d"] | None:
+    """Return the neurons with which a rotation starts, see `rotate_`, or None if those of the layer stay."""
+    if refine is None and not normalize:
+        return None
+    rows = plain_rows(layer)
+    # Neurons of different groups are never compared. A group of one neuron, as in a depthwise convolution, stays.
+    if refine is not None and (layer.groups == 1 or layer.shape[1] > 1):
+        sets = rows.chunk(layer.groups)
+        rows = torch.cat([refine_neurons(one, refine, steps=refine_steps, rate=refine_rate) for one in sets])
+    return sphere.normalize(rows) if normalize else rows
 
 
 def _blocks_of_layer(

@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hypersphere import rotation, sphere
+from hypersphere import rotation
 from hypersphere._layer_selection import NeuronLayer
 from hypersphere._signatures import accept_options_of, named_parameters
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.optim import OGD, OGDAdam
-from hypersphere.rotation.rotate import METHODS
+from hypersphere.rotation.rotate import METHODS, prepared_rows
 
 __all__ = ["ROTATIONS", "RotationOptions", "TrainedRotation"]
 
@@ -114,10 +114,11 @@ def _prepare_neurons_(
 ) -> None:
     """Refine neurons and scale them to norm 1, as `rotate_` does with these options."""
     for layer in layers:
-        if refine is not None:
-            layer.write(rotation.refine_neurons(layer.rows().detach(), refine, steps=refine_steps, rate=refine_rate))
-        if normalize:
-            layer.write(sphere.normalize(layer.rows().detach()))
+        rows = prepared_rows(
+            layer, normalize=normalize, refine=refine, refine_steps=refine_steps, refine_rate=refine_rate
+        )
+        if rows is not None:
+            layer.write(rows)
 
 
 def _is_one_of(names: list[str]) -> Callable[[str, nn.Module], bool]:
@@ -136,7 +137,7 @@ def _none(
     refine_rate: float = 0.1,
 ) -> TrainedRotation:
     """Train the weights directly, without rotation; hidden neurons may be prepared as for a rotation."""
-    if normalize or refine is not None:
+    if normalize or refine is not None:  # else a model without hidden layers is accepted
         _prepare_neurons_(rotation.rotatable_layers(modules), normalize, refine, refine_steps, refine_rate)
     return TrainedRotation()
 
