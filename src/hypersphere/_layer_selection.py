@@ -533,7 +533,6 @@ def layers_of(
     where: Callable[[str, nn.Module], bool] | None = None,
     per_head: bool = False,
     local_classes: bool = False,
-    output_argument: str = "output",
 ) -> LayerSelection:
     """List the weights of a model that hold neurons, with the role of each, and the weights that were skipped.
 
@@ -554,7 +553,6 @@ def layers_of(
         local_classes: include heads whose class vectors are distributed over processes, with the class vectors of this
             process. By default they are skipped, because an energy or a rotation of a part would be wrong. What treats
             each neuron separately, such as a projection to norm 1, can use them.
-        output_argument: what errors call the argument `output`, for callers with another name for it.
 
     Returns:
         A sequence of `NeuronLayer` with the attributes `skipped` and `note`.
@@ -568,6 +566,26 @@ def layers_of(
         >>> selection[0].rows().shape
         torch.Size([8, 27])
     """
+    return _select(model, output, where, per_head, local_classes, argument="output")
+
+
+def find_layers(
+    model: LayerSource,
+    output_layer: str | Sequence[str] | None,
+    where: Callable[[str, nn.Module], bool] | None = None,
+) -> LayerSelection:
+    """Return `layers_of` for a function whose argument is called `output_layer`, as errors will say."""
+    return _select(model, output_layer, where, per_head=False, local_classes=False, argument="output_layer")
+
+
+def _select(
+    model: LayerSource,
+    output: str | Sequence[str] | None,
+    where: Callable[[str, nn.Module], bool] | None,
+    per_head: bool,
+    local_classes: bool,
+    argument: str,
+) -> LayerSelection:
     require(where is None or callable(where), "where", "None or a function of a name and a module", where)
     if not isinstance(model, nn.Module):
         layers = _layers_of_tensors(model)
@@ -576,7 +594,7 @@ def layers_of(
         layers, skipped = _layers_of_module(model, where, per_head, local_classes)
     note = None
     if output != "auto":
-        outputs = _named_outputs(output, layers, output_argument)
+        outputs = _named_outputs(output, layers, argument)
     elif isinstance(model, nn.Module):
         outputs, note = _recognize_outputs(model, layers)
     else:

@@ -1,5 +1,7 @@
 """Layers of low rank and their factors."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -69,6 +71,21 @@ def test_low_rank_refuses_a_square_weight_with_neurons_in_columns():
         ValueError, match="0 must be a layer without groups that stores its neurons in the first dimension"
     ):
         low_rank_(nn.Sequential(Columns(8), nn.Linear(8, 3)), rank=2)
+
+
+def test_low_rank_warns_if_the_output_layer_is_not_recognised():
+    def model():
+        return nn.ModuleDict({"to_classes": nn.Linear(8, 4), "body": nn.Conv1d(3, 8, 3)})
+
+    with pytest.warns(
+        UserWarning, match="^no output layer was recognised in ModuleDict, so all layers count as hidden"
+    ):
+        assert len(factors(low_rank_(model(), rank=2))) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        named = low_rank_(model(), rank=2, output_layer="to_classes")
+        assert list(factors(named)) == ["body.first", "body.second"]
+        assert len(factors(low_rank_(model(), rank=2, output_layer=None))) == 4
 
 
 def test_factors_of_cells_have_the_names_of_their_weights():

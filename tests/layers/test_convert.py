@@ -2,6 +2,7 @@
 
 import copy
 import re
+import warnings
 
 import pytest
 import torch
@@ -238,6 +239,33 @@ def test_convert_vision_models_of_transformers():
     assert torch.isfinite(vit(torch.randn(1, 3, 16, 16)).logits).all()
 
 
+class HiddenOutput(nn.Module):
+    """A model whose output layer has no usual name and is not its last layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_classes = nn.Linear(8, 2)
+        self.body = nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU())
+
+
+def test_convert_warns_if_the_output_layer_is_not_recognised():
+    names = ("to_classes", "body.0")
+    with pytest.warns(UserWarning, match="^no output layer was recognised in HiddenOutput, so all layers count as"):
+        assert conversion_plan(HiddenOutput()).converted == names
+    with pytest.warns(UserWarning, match="^no output layer was recognised in HiddenOutput, so all layers count as"):
+        assert isinstance(convert_(HiddenOutput()).to_classes, DecoupledLinear)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert conversion_plan(HiddenOutput(), lambda *_: True).converted == names
+        assert conversion_plan(HiddenOutput(), output_layer=None).converted == names
+        plan = conversion_plan(HiddenOutput(), output_layer="to_classes")
+        assert plan.converted == ("body.0",)
+        assert plan.skipped[0].reason == "it is the output layer"
+        assert isinstance(convert_(nn.Linear(3, 4)), DecoupledLinear)  # may be hidden or an output
+    with pytest.raises(ValueError, match=r"^output_layer must be 'auto', None or one of 'to_classes', 'body\.0', not"):
+        convert_(HiddenOutput(), output_layer="classes")
+
+
 def test_convert_graph_network_of_torch_geometric():
     geometric = pytest.importorskip("torch_geometric.nn")
 
@@ -253,7 +281,7 @@ def test_convert_graph_network_of_torch_geometric():
     model, x = GCN(), torch.randn(5, 6)
     edges = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
     before, weight, kind = model(x, edges), model.first.lin.weight, type(model.first.lin)
-    convert_(model)
+    convert_(model, output_layer="second.lin")
     assert isinstance(model.first.lin, DecoupledLinear)
     assert model.first.lin.weight is weight
     assert not isinstance(model.second.lin, DecoupledLinear)

@@ -73,7 +73,7 @@ def unet(_):
 
 
 # The model, and the number of layers that are converted. Attention counts as four: q, k, v and the output.
-MODELS = {gpt2: 8, bert: 7, llama: 7, vit: 7, encoder: 12, unet: 8}
+MODELS = {gpt2: 8, bert: 7, llama: 7, vit: 7, encoder: 12, unet: 9}
 
 
 def build(make):

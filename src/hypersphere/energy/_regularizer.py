@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
-from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer, SkippedLayer, layers_of
+from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer, SkippedLayer, find_layers
 from hypersphere._validation import is_integer, is_number, require, warn_user
 from hypersphere.energy._steps import Step, StepCounter
 
@@ -371,7 +371,7 @@ def select_layers(
     if output_layer == "last":
         warn_user("output_layer='last' is deprecated, use 'auto' instead", DeprecationWarning)
         output_layer = "auto"
-    candidates = layers_of(model, output=output_layer, where=where, output_argument="output_layer")
+    candidates = find_layers(model, output_layer, where)
     candidates.warn_if_output_is_unknown()
     selection = candidates.without(reason_to_skip)
     if len(selection) == 0:

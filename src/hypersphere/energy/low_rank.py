@@ -2,7 +2,7 @@ r"""Layers of low rank: a parametrisation by two learned factors, whose energies
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
-from hypersphere._layer_selection import NeuronLayer, layers_of
+from hypersphere._layer_selection import NeuronLayer, find_layers
 from hypersphere._validation import is_integer, require
 
 __all__ = ["LowRank", "factors", "low_rank_"]
@@ -78,6 +78,7 @@ def low_rank_(
     rank: int,
     *,
     basis: str = "svd",
+    output_layer: str | Sequence[str] | None = "auto",
     where: Callable[[str, nn.Module], bool] | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
@@ -90,6 +91,8 @@ def low_rank_(
         model: the model.
         rank: the rank of every hidden layer.
         basis: the fixed matrix P₁, "svd" or "random" (see `LowRank`).
+        output_layer: the name of the output layer, or several names. "auto" recognises it as `layers_of` does, and
+            warns if it cannot. None if the model has no output layer.
         where: a predicate of name and module that selects layers.
         generator: the generator of random matrices P₁; the global one if None.
 
@@ -98,7 +101,9 @@ def low_rank_(
         >>> torch.linalg.matrix_rank(net[0].weight).item()
         3
     """
-    hidden = [layer for layer in layers_of(model, where=where).hidden if layer.shape[1] > 1]
+    selection = find_layers(model, output_layer, where)
+    selection.warn_if_output_is_unknown()
+    hidden = [layer for layer in selection.hidden if layer.shape[1] > 1]
     require(bool(hidden), "model", "one with a hidden layer", "one without")
     parametrizations: list[tuple[NeuronLayer, LowRank]] = []
     # Check and factorise all layers before the first one is changed.

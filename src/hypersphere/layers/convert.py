@@ -7,7 +7,7 @@ restores the class and removes the attributes. `_convert_layer` does this for on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from hypersphere._layer_selection import NeuronLayer, SkippedLayer, layers_of
+from hypersphere._layer_selection import NeuronLayer, SkippedLayer, find_layers
 from hypersphere._modes import evaluation_mode, training_mode
 from hypersphere._validation import guard_save_pretrained, require
 from hypersphere.layers._attention import DecoupledProjection
@@ -52,6 +52,7 @@ def convert_(
     scale: str | None = None,
     calibration: Shaped[Tensor, "..."] | tuple[Any, ...] | None = None,
     where: Predicate | None = None,
+    output_layer: str | Sequence[str] | None = "auto",
     report: bool = False,
     **options: Unpack[OperatorOptions],
 ) -> Model:
@@ -77,8 +78,9 @@ def convert_(
         scale: None to leave the scale of outputs to the magnitude, or "keep".
         calibration: with scale="keep", an input of the model, or a tuple of positional arguments.
         where: which of these layers, by name and module; an attention module is selected as a whole. None for all
-            except the output layer (see `layers_of`; if it is not recognised, the last linear layer) and layers that
-            cannot be converted; `conversion_plan` lists them with the reason.
+            except the output layer and layers that cannot be converted; `conversion_plan` lists them with the reason.
+        output_layer: the name of the output layer, or several names. "auto" recognises it as `layers_of` does; if it
+            cannot, it warns and no layer counts as the output. None if the model has no output layer.
         report: whether to print the converted and the skipped layers.
         **options: `magnitude`, `angular`, `weighting`, `learn_k`, `learn_radius`, `radius_norm`, `momentum` and
             `storage`, with the meaning and the defaults that they have in `DecoupledConv2d`.
@@ -100,7 +102,7 @@ def convert_(
     """
     require(scale in (None, "keep"), "scale", "None or 'keep'", scale)
     require(calibration is None or scale == "keep", "calibration", "None unless scale='keep'", type(calibration))
-    plan = conversion_plan(model, where)
+    plan = conversion_plan(model, where, output_layer=output_layer)
     modules = {name: model.get_submodule(name) for name in plan.converted}
     if not modules:
         raise ValueError(f"model must have a layer to convert, but {_why_nothing_is_chosen(model)}")
@@ -198,7 +200,9 @@ class ConversionPlan:
         return "\n".join(lines)
 
 
-def conversion_plan(model: nn.Module, where: Predicate | None = None) -> ConversionPlan:
+def conversion_plan(
+    model: nn.Module, where: Predicate | None = None, *, output_layer: str | Sequence[str] | None = "auto"
+) -> ConversionPlan:
     """Return which layers `convert_` would convert, and which it would skip and why. The model is not converted.
 
     A module of another library that looks like a linear layer is called to find out whether it computes W·x + b: its
@@ -207,6 +211,7 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
     Args:
         model: any module.
         where: as in `convert_`.
+        output_layer: as in `convert_`.
 
     Raises:
         ValueError: a layer that `where` chooses cannot be converted.
@@ -216,17 +221,15 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
         SkippedLayer(name='2', reason='it is the output layer')
     """
     require(where is None or callable(where), "where", "None or a function of a name and a module", where)
-    selection = layers_of(model)
+    selection = find_layers(model, output_layer)
+    if where is None:  # else it decides about the output layer, too
+        selection.warn_if_output_is_unknown()
     candidates = {
         name: module
         for name, module in model.named_modules()
         if _looks_convertible(module) and (isinstance(module, tuple(TORCH_TO_DECOUPLED)) or _probe_linear(module))
     }
-    outputs = {name for layer in selection.outputs for name in (layer.name, *layer.aliases)}
-    if not outputs:  # guess the last linear layer outside of attention and encoder blocks
-        inside = _modules_inside_blocks(model)
-        linear = [name for name, m in candidates.items() if torch_class(m) is nn.Linear and m not in inside]
-        outputs = set(linear[-1:])
+    outputs = {name for layer in selection.outputs for name in (layer.module_name, *layer.aliases)}
     bypassed: set[nn.Module] = set()  # the output layers of attention modules that are not converted
 
     def reason_to_skip(name: str, module: nn.Module) -> str | None:
@@ -247,8 +250,7 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
     skipped = [SkippedLayer(name, reason) for name, reason in reasons.items() if reason is not None]
     # Report the other layers with neurons, too. Parts of one candidate, such as q, k and v, are reported with it.
     for layer in selection:
-        owner = layer.group.rpartition(".")[0]
-        if owner in candidates or layer.module is None:
+        if layer.module_name in candidates or layer.module is None:
             continue
         skipped.append(SkippedLayer(layer.name, _reason_not_a_candidate(layer)))
     skipped += [skip for skip in selection.skipped if skip.name not in candidates]
@@ -296,12 +298,6 @@ def _probe_linear(module: nn.Module) -> bool:
         return bool(torch.allclose(module.forward(row), F.linear(row, weight, bias), rtol=1e-2, atol=1e-3))
     except Exception:  # whatever a foreign module raises on a row, it is not a linear layer
         return False
-
-
-def _modules_inside_blocks(model: nn.Module) -> set[nn.Module]:
-    """Return the modules inside attention and encoder layers of torch, which are never the output layer."""
-    parents = [m for m in model.modules() if isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer))]
-    return {child for parent in parents for child in parent.modules()} - set(parents)
 
 
 def _why_nothing_is_chosen(model: nn.Module) -> str:

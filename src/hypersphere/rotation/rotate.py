@@ -19,7 +19,7 @@ from torch.jit._trace import is_tracing
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics, sphere
-from hypersphere._layer_selection import LayerSelection, NeuronLayer, WeightPart, layers_of
+from hypersphere._layer_selection import LayerSelection, NeuronLayer, WeightPart, find_layers
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import choose, guard_save_pretrained, is_integer, is_number, require, warn_user
 from hypersphere.functions._rowmap import RowMap
@@ -482,7 +482,7 @@ def rotatable_layers(
     require(isinstance(model, nn.Module), "model", "a module", type(model).__name__)
     require(isinstance(output, bool), "output", "a bool (output_layer names the layer)", output)
     require(isinstance(embeddings, bool), "embeddings", "a bool", embeddings)
-    layers = layers_of(model, output=output_layer, where=where, output_argument="output_layer")
+    layers = find_layers(model, output_layer, where)
     if where is None and not output:
         layers.warn_if_output_is_unknown()
     # Prefixes of the names of layers inside an InputRotation.
