@@ -319,6 +319,15 @@ def test_hyperspherical_energy_in_half_precision_keeps_its_gradient_if_the_value
     torch.testing.assert_close(half.grad.float(), wide.grad, rtol=0.02, atol=0.02)
 
 
+def test_hyperspherical_energy_of_equal_rows_is_that_of_the_documented_distance():
+    def distance(power):
+        return hyperspherical_energy(torch.ones(2, 4), power=power).item() ** (-1 / power)
+
+    for power in (1, 2, 3.6):
+        assert distance(power) == pytest.approx(4.2147e-8, rel=1e-4)
+    assert distance(3.7) > 5e-8  # in float32 the distance is raised for powers above 3.6
+
+
 def test_hyperspherical_energy_with_a_callable_kernel_has_a_floor():
     for distance in ("euclidean", "angular"):
         value = hyperspherical_energy(torch.ones(3, 4), power=lambda z: z**-1, distance=distance)

@@ -44,9 +44,9 @@ def hyperspherical_energy(
         E_s = Σ_{i≠j} f_s(dist(ŵ_i, ŵ_j)),   f_s(z) = z^−s (s > 0), log(1/z) (s = 0)
 
     Near-duplicate rows are computed from differences in float64: in float32 the relative error is below 1e-3 down to
-    chords of 1e-6, and their gradient pushes them apart. Pairs closer than 4.2e-8 (more for powers above 4) count as
-    that far apart and have no gradient. Memory does not grow with the number of pairs, except under `torch.compile`,
-    `torch.func` and in second derivatives.
+    chords of 1e-6, and their gradient pushes them apart. Pairs closer than 4.2e-8 (in float32 more for powers
+    above 3.6) count as that far apart and have no gradient. Memory does not grow with the number of pairs, except under
+    `torch.compile`, `torch.func` and in second derivatives.
 
     Args:
         w: (N, d) or (N, …). Rows are neurons and are flattened; only their directions matter.

@@ -154,7 +154,7 @@ class Capped(Kernel):
     Args:
         kernel: the kernel to cap.
         min_distance: z₀ > 0. It is raised to the smallest distance at which the energy of the kernel is finite in
-            float32, 4.2e-8 for powers up to 4 and 0.1 for s = 32.
+            float32, 4.2e-8 for powers up to 3.6 and 0.1 for s = 32.
 
     Example:
         >>> import torch
