@@ -191,6 +191,26 @@ def test_inspect_lists_what_is_skipped(tmp_path):
             inspect(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_optimizer"),
+    [
+        ("optimizer", True),
+        ("optimizer_state_dict", True),
+        ("optimiser", True),
+        ("optim", True),
+        ("optim_state", True),
+        ("OptimizerG", True),
+        ("optimus", False),
+        ("optimal_head", False),
+        ("my_optimizer", False),
+    ],
+)
+def test_inspect_skips_the_state_of_an_optimizer_by_its_whole_name(name, is_optimizer):
+    inspection = inspect({"w": torch.randn(4, 3), name: {"weight": torch.randn(4, 3)}})
+    assert [layer.name for layer in inspection.layers] == ["w"] + [f"{name}.weight"] * (not is_optimizer)
+    assert inspection.skipped == ((f"{name}: the state of an optimiser",) if is_optimizer else ())
+
+
 def test_inspect_handles_recursive_dictionaries_and_8_bit_floats(tmp_path):
     w = torch.randn(6, 5)
     endless = {"a": {"weight": w}}

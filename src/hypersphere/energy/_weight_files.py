@@ -21,6 +21,8 @@ _MAX_DEPTH = 32
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 # Weights whose last dimension counts neurons: those of Flax and Keras ("kernel"), and of the `Conv1D` of GPT-2.
 _NEURONS_LAST = re.compile(r"(^|\.)(kernel|(c_attn|c_fc|c_proj|q_attn)\.weight)$")
+# Names of dictionaries with the state of an optimiser: "optimizer_state_dict", "optimiser", "optim", but not "optimus".
+_OPTIMIZER = re.compile(r"(?i:optimi[sz]er)|(?i:optim)(?![a-z])")
 
 
 class UnreadableWeights(ValueError):
@@ -136,7 +138,7 @@ def _read_mapping(
         return
     # Moments of an optimiser have the shapes of weights and would be taken for neurons.
     is_optimizer = "state" in mapping and "param_groups" in mapping
-    if prefix and (is_optimizer or prefix.split(".")[-2].lower().startswith("optim")):
+    if prefix and (is_optimizer or _OPTIMIZER.match(prefix.split(".")[-2])):
         yield prefix[:-1], "the state of an optimiser"
         return
     for key, value in mapping.items():
