@@ -12,7 +12,16 @@ from torch.utils.checkpoint import checkpoint
 
 from hypersphere.functions.orthogonal import ORTHOGONALS, Cayley, Householder
 from hypersphere.functions.transform import TRANSFORMS
-from hypersphere.rotation import Stochastic, fold_, orthogonality_error, rotate_, rotation_parameters, use_rotation_set
+from hypersphere.rotation import (
+    BlockLayout,
+    Rotation,
+    Stochastic,
+    fold_,
+    orthogonality_error,
+    rotate_,
+    rotation_parameters,
+    use_rotation_set,
+)
 from hypersphere.training import embed
 
 
@@ -44,6 +53,11 @@ def counted():
 def expected_weight(layer):
     """Return the weight of a counted layer, computed from its current parameters and neurons."""
     return Householder()(rotation_parameters(layer)[0], layer.parametrizations.weight.original)
+
+
+def test_rotation_rejects_dropout_of_some_dimensions():
+    with pytest.raises(ValueError, match=r"^dropout must be 0 if only some dimensions are rotated, not 0\.5$"):
+        Rotation(Cayley(), BlockLayout(2), dimensions=torch.tensor([0, 3]), dropout=0.5, like=torch.randn(4, 4))
 
 
 def test_rotation_is_computed_once_per_read(counted):

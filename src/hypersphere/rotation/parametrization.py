@@ -58,7 +58,7 @@ class Rotation(nn.Module):
         dimensions: the p entries of each neuron that are rotated, all of them if None (S-OPT).
         seed: the seed from which `dimensions` are drawn again later (S-OPT).
         side: what the forward pass of a linear layer rotates: "weight", "input", or "auto" for the cheaper of the two.
-        dropout: the probability with which each block is replaced by the identity in training.
+        dropout: the probability with which each block is replaced by the identity in training, 0 with `dimensions`.
         like: the weight. The free parameters take its device, and its dtype or float32 if that is wider.
 
     Attributes:
@@ -88,6 +88,7 @@ class Rotation(nn.Module):
         like: Float[Tensor, "..."],
     ) -> None:
         super().__init__()
+        require(dimensions is None or not dropout, "dropout", "0 if only some dimensions are rotated", dropout)
         self.method = method
         self.layout = layout
         self.side = side
