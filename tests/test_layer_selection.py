@@ -53,7 +53,7 @@ class FusedExperts(nn.Module):
 
 def test_linear_rows_are_the_rows_of_the_weight():
     layer = hs.layers_of(nn.Linear(3, 5))[0]
-    assert (layer.name, layer.group, layer.parameter, layer.groups) == ("weight", "weight", "weight", 1)
+    assert (layer.name, layer.weight_name, layer.parameter, layer.groups) == ("weight", "weight", "weight", 1)
     torch.testing.assert_close(layer.rows(), layer.module.weight, rtol=0, atol=0)
 
 
@@ -93,7 +93,7 @@ def test_attention_q_k_v_are_separate_layers_of_one_group():
     module = nn.MultiheadAttention(8, 2)
     selection = hs.layers_of(module)
     assert names(selection) == ["q", "k", "v", "out_proj"]
-    assert [layer.group for layer in selection[:3]] == ["in_proj_weight"] * 3
+    assert [layer.weight_name for layer in selection[:3]] == ["in_proj_weight"] * 3
     stacked = torch.cat([layer.rows() for layer in selection[:3]])
     torch.testing.assert_close(stacked, module.in_proj_weight, rtol=0, atol=0)
 
@@ -329,7 +329,7 @@ def test_hugging_face_models_have_outputs_and_experts():
     )
     selection = hs.layers_of(gpt)
     assert selection.outputs[0].aliases == ("lm_head",)
-    fused = [layer for layer in selection if layer.group.endswith("c_attn.weight")]
+    fused = [layer for layer in selection if layer.weight_name.endswith("c_attn.weight")]
     assert [layer.name.rpartition(".")[2] for layer in fused] == ["q", "k", "v"]
     rows = torch.cat([layer.rows().detach() for layer in fused])
     torch.testing.assert_close(rows, brute_force_rows(fused[0].module), rtol=1e-4, atol=1e-6)
@@ -462,3 +462,9 @@ def test_subclasses_of_recurrent_layers_have_gates():
     names = [layer.name for layer in hs.layers_of(Encoder(3, 2), output=None)]
     assert names == [layer.name for layer in hs.layers_of(nn.LSTM(3, 2), output=None)]
     assert len(names) == 8
+
+
+def test_neuron_layer_accepts_the_old_name_of_weight_name():
+    (layer,) = hs.layers_of(nn.Linear(3, 4))
+    with pytest.warns(DeprecationWarning, match=r"NeuronLayer\.group is deprecated, use NeuronLayer\.weight_name"):
+        assert layer.group == layer.weight_name == "weight"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
+from hypersphere._deprecation import deprecated_attribute
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require, warn_user
 
@@ -60,10 +61,10 @@ class NeuronLayer:
         module: the module that owns the weight, or None if a tensor was passed instead of a module.
         parameter: the attribute of the module that holds the weight.
         role: "hidden", "output" or "embedding".
-        group: qualified name of the complete weight. The layers q, k and v of a fused attention weight have the same
-            `group`.
+        weight_name: qualified name of the complete weight. The layers q, k and v of a fused attention weight have the
+            same one.
         groups: number of sets of neurons that are never compared with each other: the groups of a grouped convolution,
-            attention heads with `per_head=True`, or experts. It is unrelated to `group`.
+            attention heads with `per_head=True`, or experts.
         shape: (groups, neurons per group, channels per neuron, kernel positions per channel).
         aliases: qualified names of other modules that use the same weight (tied weights).
         part: where the weight stores the neurons.
@@ -73,12 +74,14 @@ class NeuronLayer:
     module: nn.Module | None
     parameter: str
     role: Role
-    group: str
+    weight_name: str
     groups: int
     shape: tuple[int, int, int, int]
     aliases: tuple[str, ...]
     part: WeightPart
     _source: Tensor | None = None
+
+    group = deprecated_attribute("group", "weight_name")
 
     @property
     def tensor(self) -> Tensor:
@@ -103,7 +106,7 @@ class NeuronLayer:
     @property
     def module_name(self) -> str:
         """The qualified name of the module that owns the weight. It is empty if that is the model itself."""
-        return self.group.rpartition(".")[0]
+        return self.weight_name.rpartition(".")[0]
 
     @property
     def length(self) -> int:
@@ -642,13 +645,12 @@ def _layers_of_tensors(source: object) -> list[NeuronLayer]:
 def _layers_of_module(
     model: nn.Module, where: Callable[[str, nn.Module], bool] | None, per_head: bool, local_classes: bool
 ) -> tuple[list[NeuronLayer], list[SkippedLayer]]:
-    # Layers by the identity of their weight and the index of their slice, so that tied weights become one layer.
-    layers: dict[tuple[int, int], NeuronLayer] = {}
+    layers: dict[tuple[int, int], NeuronLayer] = {}  # by `_identity`, so that tied weights become one layer
     skipped: list[SkippedLayer] = []
     handled: set[int] = set()  # identities of weights that are selected or already reported as skipped
-    computed: list[Tensor] = []  # keeps computed weights alive: Python may reuse the identity of a deleted object
     distributed = {} if local_classes else _distributed_heads(model)
-    with parametrize.cached():  # evaluates each parametrisation once, so that its weight has one identity
+    # Evaluates each parametrisation once and keeps the weight, so that its identity is unique.
+    with parametrize.cached():
         for path, module in _modules_owners_first(model):
             slices = next((s for recognize in _RECOGNIZERS if (s := recognize(module, per_head)) is not None), [])
             slices = _split_attention(path, slices, module)
@@ -667,13 +669,8 @@ def _layers_of_module(
                         reason = "its weight is not initialised: run a batch through the model first"
                     skipped.append(SkippedLayer(_join(path, entry.suffix), reason))
                     continue
-                # A weight that is dequantised or computed by a property is a new tensor at every access, so the module
-                # identifies it instead.
-                is_new_tensor = getattr(module, entry.parameter) is not weight
-                key = (id(module if is_new_tensor else weight), entry.index)
+                key = _identity(module, entry, weight)
                 handled.add(id(weight))
-                if not is_new_tensor and not isinstance(weight, nn.Parameter):
-                    computed.append(weight)
                 if key in layers:
                     layers[key] = _merge_tied(layers[key], path, entry.role)
                 else:
@@ -682,7 +679,7 @@ def _layers_of_module(
                         module=module,
                         parameter=entry.parameter,
                         role=entry.role,
-                        group=_join(path, entry.parameter),
+                        weight_name=_join(path, entry.parameter),
                         groups=entry.groups,
                         shape=entry.shape_of(weight),
                         aliases=(),
@@ -691,7 +688,15 @@ def _layers_of_module(
         skipped += _unrecognized_weights(model, handled)
     # The search visits wrappers last. Return the layers in the order of registration.
     order = {path: position for position, (path, _) in enumerate(model.named_modules())}
-    return sorted(layers.values(), key=lambda layer: order.get(layer.group.rpartition(".")[0], 0)), skipped
+    return sorted(layers.values(), key=lambda layer: order.get(layer.module_name, 0)), skipped
+
+
+def _identity(module: nn.Module, part: WeightPart, weight: Tensor) -> tuple[int, int]:
+    """Return a key that tied layers share: the identity of their weight, and the index of their slice of it."""
+    # A weight that is dequantised or computed by a property is a new tensor at every access, so the module identifies
+    # it instead.
+    is_new_tensor = getattr(module, part.parameter) is not weight
+    return id(module if is_new_tensor else weight), part.index
 
 
 def _modules_owners_first(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -127,7 +127,7 @@ def test_regularizers_lower_the_energy_of_a_transformer_in_a_gradient_step(make)
         before = regularizer()
         before.backward()
         moved = {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.any())}
-        assert moved == {layer.group for layer in regularizer.selection}
+        assert moved == {layer.weight_name for layer in regularizer.selection}
         torch.optim.SGD(model.parameters(), lr=1e-3).step()
         assert regularizer().item() < before.item()
 

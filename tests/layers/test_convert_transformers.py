@@ -113,7 +113,7 @@ def rows_of_patches(layer, x, original):
 def test_convert_computes_the_operator_on_the_rows_of_layers_of(make):
     model, x = build(make)
     original = copy.deepcopy(model)
-    rows = {layer.group + str(layer.part.index): layer.rows() for layer in layers_of(original)}
+    rows = {layer.weight_name + str(layer.part.index): layer.rows() for layer in layers_of(original)}
     plan = conversion_plan(model)
     convert_(model, magnitude="tanh", angular="linear")
     seen = {}
