@@ -26,7 +26,7 @@ copied into rows, which is fast while it is in the cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,8 @@ __all__ = ["backward_of_chunk", "cayley_linear", "chunks", "input_side_is_cheape
 
 # Rows per chunk: 256 rows of 2,048 float32 numbers are 2 MB, the size of a second-level cache.
 CHUNK_ROWS = 256
+
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 
 def input_side_is_cheaper(tokens: int, out: int, layout: BlockLayout, *, x_needs_grad: bool, trains: bool) -> bool:
@@ -255,23 +257,36 @@ def _rotate_in_chunks(layout: BlockLayout, rows: Tensor, matrices: Tensor, *, in
     return result
 
 
-def chunks(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the same rows of two tensors, `CHUNK_ROWS` at a time."""
-    if len(a) <= CHUNK_ROWS:
+def chunks(a: MaybeTensor, b: Tensor) -> Iterator[tuple[MaybeTensor, Tensor]]:
+    """Yield the same rows of two tensors, `CHUNK_ROWS` at a time. The first one may be None."""
+    if len(b) <= CHUNK_ROWS:
         yield a, b
+    elif a is None:
+        yield from ((a, rows) for rows in b.split(CHUNK_ROWS))
     else:
         yield from zip(a.split(CHUNK_ROWS), b.split(CHUNK_ROWS), strict=True)
 
 
 def backward_of_chunk(
-    layout: BlockLayout, factors: Sequence[Tensor], x: Tensor, z: Tensor, grads: list[Tensor] | None, needs_x: bool
+    layout: BlockLayout,
+    factors: Sequence[Tensor],
+    x: Tensor | None,
+    z: Tensor,
+    grads: list[Tensor] | None,
+    needs_x: bool,
 ) -> None:
-    """Add the gradients of the blocks to `grads`, and replace the rows Z by the gradient Z·Rᵀ of x if it is needed."""
-    n, dtype, last = len(x), factors[0].dtype, len(factors) - 1
-    # The input of every factor: x·R = ((x·B_{m−1})⋯B₁)·B₀, so that of the last factor is x itself.
-    inputs = [x.to(dtype)]
-    for j in range(last, 0, -1):
-        inputs.append(layout.join(layout.split(inputs[-1], j) @ factors[j], n, j))
+    """Add the gradients of the blocks to `grads`, and replace the rows Z by the gradient Z·Rᵀ of x if it is needed.
+
+    x is only read for the gradients of the blocks, and may be None without them.
+    """
+    n, dtype, last = len(z), factors[0].dtype, len(factors) - 1
+    inputs: list[Tensor] = []
+    if grads is not None:
+        assert x is not None
+        # The input of every factor: x·R = ((x·B_{m−1})⋯B₁)·B₀, so that of the last factor is x itself.
+        inputs.append(x.to(dtype))
+        for j in range(last, 0, -1):
+            inputs.append(layout.join(layout.split(inputs[-1], j) @ factors[j], n, j))
     grad = z.to(dtype)
     for j, blocks in enumerate(factors):  # from the factor that acts last to the first one
         parts = layout.split(grad, j)

@@ -384,8 +384,7 @@ class _TwoSided(torch.autograd.Function):
             grad_p = torch.zeros_like(p_t) if needs_p else None
             if outputs is not None:
                 grad = outputs.sort(grad)  # Ĝ, which is overwritten by Z = Ĝ·R̂
-                # z is only read for the gradient of R. Without it, any tensor of its shape will do.
-                _backward_of_blocks(outputs, r_t, grad if z is None else z, grad, grad_r, needs_x=True)
+                _backward_of_blocks(outputs, r_t, z, grad, grad_r, needs_x=True)
             grad_x = None
             if needs_x or needs_p:
                 grad_x = grad @ v  # U, which is overwritten by the gradient of x
@@ -406,12 +405,21 @@ def _rotate_inputs(inputs: OrderedBlocks | None, x: Tensor, p_t: Tensor | None) 
 
 
 def _backward_of_blocks(
-    blocks: OrderedBlocks, matrices: Tensor, x: Tensor, grad: Tensor, grad_matrices: Tensor | None, *, needs_x: bool
+    blocks: OrderedBlocks,
+    matrices: Tensor,
+    x: Tensor | None,
+    grad: Tensor,
+    grad_matrices: Tensor | None,
+    *,
+    needs_x: bool,
 ) -> None:
-    """Add the gradient of the blocks, and overwrite the gradient of the product by that of x if it is needed."""
+    """Add the gradient of the blocks, and overwrite the gradient of the product by that of x if it is needed.
+
+    x may be None if the blocks need no gradient.
+    """
     grads = None if grad_matrices is None else [grad_matrices]
     size = blocks.layout.size  # the other columns pass through unchanged
-    for x_rows, grad_rows in chunks(x[:, :size], grad[:, :size]):
+    for x_rows, grad_rows in chunks(None if x is None else x[:, :size], grad[:, :size]):
         backward_of_chunk(blocks.layout, (matrices,), x_rows, grad_rows, grads, needs_x)
 
 
@@ -421,7 +429,7 @@ def _backward_of_input(
     """Add the gradient of P's blocks, and overwrite U by the gradient of x if it is needed."""
     inverse = inputs.order.argsort()
     for x_rows, grad_rows in chunks(x, grad):
-        sorted_rows = grad_rows if grad_matrices is None else inputs.sort(x_rows)
+        sorted_rows = None if grad_matrices is None else inputs.sort(x_rows)
         _backward_of_blocks(inputs, matrices, sorted_rows, grad_rows, grad_matrices, needs_x=needs_x)
         if needs_x:
             grad_rows.copy_(grad_rows.index_select(1, inverse))
