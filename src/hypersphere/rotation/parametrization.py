@@ -115,12 +115,15 @@ class Rotation(nn.Module):
             return self.merged
         # Widen once for all factors, so that a half-precision weight is rounded only at the end.
         with _numerics.autocast_disabled(neurons), self.layer_named_in_errors():
-            free, rows = _numerics.widen_parameter(self.parameter), _numerics.widen_parameter(self._stacked(neurons))
+            free, rows = (
+                _numerics.widen_parameter(self.parameter),
+                _numerics.widen_parameter(self._experts_side_by_side(neurons)),
+            )
             if self.dropout and self.training:
                 rows = self.layout.rotate_rows(self.dropped_out(self.method(free)), rows)
             else:
                 rows = self.layout.rotate(self.method, free, rows, self.dimensions)
-            return replace_rows(self.part, neurons, self._unstacked(_numerics.narrow(rows, neurons.dtype), neurons))
+            return replace_rows(self.part, neurons, self._split_experts(_numerics.narrow(rows, neurons.dtype), neurons))
 
     def rotates_input(self, x: Float[Tensor, "*batch d"], neuron_count: int) -> bool:
         """Return True if the forward pass of a linear layer is to rotate its input, and not its weight."""
@@ -157,7 +160,7 @@ class Rotation(nn.Module):
         with _numerics.autocast_disabled(x), self.layer_named_in_errors():
             return self.dropped_out(self.method(_numerics.widen_parameter(self.parameter)))
 
-    def _stacked(self, weight: Float[Tensor, "..."]) -> Float[Tensor, "rows size"]:
+    def _experts_side_by_side(self, weight: Float[Tensor, "..."]) -> Float[Tensor, "rows size"]:
         """Return the rows that `layout` rotates: the neurons, or in one row the i-th neurons of all experts.
 
         One rotation per expert is a rotation of these longer rows, whose blocks are those of all experts.
@@ -167,8 +170,8 @@ class Rotation(nn.Module):
             return rows_of(self.part, weight)
         return self.part.read(weight, (groups, neurons, channels, taps)).transpose(0, 1).reshape(neurons, -1)
 
-    def _unstacked(self, rows: Float[Tensor, "rows size"], weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
-        """Undo `_stacked`."""
+    def _split_experts(self, rows: Float[Tensor, "rows size"], weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
+        """Undo `_experts_side_by_side`."""
         groups, neurons, channels, taps = self.part.shape_of(weight)
         if not self._has_rotation_per_group(groups, channels * taps):
             return rows
@@ -188,12 +191,12 @@ class Rotation(nn.Module):
     def fold(self, neurons: Float[Tensor, "..."]) -> None:
         """Replace the neurons by the rotated neurons, computed in float64, and restart from R = I."""
         self.require_foldable()
-        free, rows = _numerics.to_float64(self.parameter), _numerics.to_float64(self._stacked(neurons))
+        free, rows = _numerics.to_float64(self.parameter), _numerics.to_float64(self._experts_side_by_side(neurons))
         # `to_float64` moves tensors of a device without float64 to the CPU.
         dimensions = None if self.dimensions is None else self.dimensions.to(rows.device)
         with self.layer_named_in_errors():
             rows = self.layout.rotate(self.method, free, rows, dimensions)
-        rows = self._unstacked(_numerics.narrow(rows, neurons.dtype), neurons)
+        rows = self._split_experts(_numerics.narrow(rows, neurons.dtype), neurons)
         self.part.write(neurons, rows, self.part.shape_of(neurons))
         self.parameter.copy_(self.identity())
         self.merged = None
