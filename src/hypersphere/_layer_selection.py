@@ -298,6 +298,10 @@ class WeightPart:
         """True if the layer is the whole weight and its first dimension counts neurons."""
         return self.count == 1 and self.orientation == "rows" and not self.stacked
 
+    def name_in(self, path: str) -> str:
+        """Return the name of the layer, given the qualified name of its module, which is empty for the model itself."""
+        return _join(path, self.suffix) or self.parameter
+
     def _bounds_in(self, weight: Tensor) -> tuple[int, int, int]:
         """Return the dimension that counts neurons, and where the slice starts and ends."""
         dim = weight.ndim - 1 if self.orientation == "columns" else 0
@@ -675,7 +679,7 @@ def _layers_of_module(
                     layers[key] = _merge_tied(layers[key], path, entry.role)
                 else:
                     layers[key] = NeuronLayer(
-                        name=_join(path, entry.suffix) or entry.parameter,
+                        name=entry.name_in(path),
                         module=module,
                         parameter=entry.parameter,
                         role=entry.role,

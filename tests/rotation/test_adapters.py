@@ -27,6 +27,7 @@ from hypersphere.rotation import (
     unmerge,
     use_rotation_set,
 )
+from hypersphere.rotation._adapter_files import Adapter, read_adapter, write_adapter
 
 from .samples import left_unchanged, mlp, perturb_
 
@@ -97,6 +98,16 @@ def test_load_adapter_rotates_a_model_that_is_one_layer(tmp_path):
     model = trained(base)
     save_adapter(model, tmp_path)
     assert load_adapter(base, tmp_path)(X).equal(model(X))
+
+
+def test_load_adapter_reads_the_empty_name_of_a_model_that_is_one_layer(tmp_path):
+    base = nn.Linear(8, 5)
+    model = trained(base)
+    save_adapter(model, tmp_path)
+    adapter = read_adapter(tmp_path)
+    assert list(adapter.layers) == ["weight"]
+    write_adapter(tmp_path, Adapter({"": adapter.layers["weight"]}))  # as files were written before
+    assert torch.equal(load_adapter(base, tmp_path).weight, model.weight)
 
 
 def test_save_adapter_writes_only_rotations_and_a_readable_card(tmp_path):

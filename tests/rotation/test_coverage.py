@@ -341,7 +341,7 @@ def test_rotate_turns_the_filters_of_transposed_convolutions(groups):
         rows = slice(group * channels, (group + 1) * channels)
         for out in range(6 // groups):
             torch.testing.assert_close(w[rows, out].flatten(), r @ v[rows, out].flatten(), atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match=rf"blocks must be a divisor of {channels}, the channels of ''"):
+    with pytest.raises(ValueError, match=rf"blocks must be a divisor of {channels}, the channels of 'weight'"):
         rotate_(fold_(layer), blocks=8, output_layer=None)
 
 

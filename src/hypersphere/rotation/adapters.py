@@ -11,7 +11,8 @@ a weighted mean. `merge` computes the rotated weights once for inference, and `u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Literal, cast
@@ -44,7 +45,6 @@ from hypersphere.rotation.parametrization import Rotation, rows_of
 from hypersphere.rotation.rotate import (
     attach,
     is_quantized,
-    name_of,
     neurons_of,
     plain_rows,
     reason_not_rotatable,
@@ -100,7 +100,7 @@ def save_adapter(model: nn.Module, folder: str | PathLike[str], *, format: Forma
         neurons = _neurons(module, rotation)
         require(not neurons.requires_grad, with_name, "frozen except for its rotation", "trained neurons")
         if format == "peft":
-            is_supported = name != "" and isinstance(module, nn.Linear) and not rotation.part.suffix
+            is_supported = module is not model and isinstance(module, nn.Linear) and not rotation.part.suffix
             require(is_supported, with_name, "a linear layer inside the model for PEFT", type(module).__name__)
         layout = rotation.layout
         layers[name] = LayerAdapter(
@@ -196,9 +196,9 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
         True
     """
     require(isinstance(check, bool), "check", "a bool", check)
-    adapter = _read(Path(folder))
     selection = layers_of(model, output=None)
-    layers = {path: layer for layer in selection for path in (name_of(layer), *layer.aliases)}
+    adapter = _with_present_names(_read(Path(folder)), selection)
+    layers = {path: layer for layer in selection for path in (layer.name, *layer.aliases)}
     unknown = [layer for layer in adapter.layers if layer not in layers]
     if unknown:
         near = nearest_name(unknown[0], layers)
@@ -227,7 +227,7 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
         for stored, weight in weights:
             weight.copy_(stored)
     for layer, rotation, scaled_rows in added:
-        attach(layer, rotation, scaled_rows, quantize=adapter.layers[name_of(layer)].quantize is not None)
+        attach(layer, rotation, scaled_rows, quantize=adapter.layers[layer.name].quantize is not None)
     rotations = [rotation for _, _, rotation in _rotations(model)]
     sets = {one for rotation in rotations for one in rotation.parameter_sets} | {name}
     for rotation in rotations:  # every rotation has every set
@@ -248,6 +248,12 @@ def _read(folder: Path) -> Adapter:
     has_config = (folder / PEFT_CONFIG).exists()
     require(has_config, "folder", f"a folder with {CARD}, or {PEFT_CONFIG} of PEFT", str(folder))
     return read_peft_adapter(folder)
+
+
+def _with_present_names(adapter: Adapter, layers: Iterable[NeuronLayer]) -> Adapter:
+    """Return an adapter in which the layer of a model that is a single layer has its name; it used to be empty."""
+    root_layer = next((layer.name for layer in layers if layer.module_name == "" and not layer.part.suffix), "")
+    return replace(adapter, layers={name or root_layer: layer for name, layer in adapter.layers.items()})
 
 
 def _names(names: list[str]) -> str:

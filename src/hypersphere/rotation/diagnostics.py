@@ -54,7 +54,7 @@ def rotation_states(model: nn.Module) -> dict[str, RotationState]:
     """Return the state of every rotated layer and of every `InputRotation`, by name.
 
     >>> from hypersphere.rotation import rotate_
-    >>> rotation_states(rotate_(nn.Linear(6, 4)))[""].degrees_of_freedom
+    >>> rotation_states(rotate_(nn.Linear(6, 4)))["weight"].degrees_of_freedom
     15
     """
     states = {}

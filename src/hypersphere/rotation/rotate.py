@@ -204,7 +204,7 @@ def _blocks_of_layer(
     layer: NeuronLayer, blocks: int, block_size: int | None, shared: bool, factors: int
 ) -> BlockLayout:
     """Return the blocks of a layer. Errors name the layer."""
-    name, length, channels = name_of(layer), layer.length, layer.shape[2]
+    name, length, channels = layer.name, layer.length, layer.shape[2]
     if block_size is not None:
         accepted = f"a divisor of {length}, the length of a neuron of {name!r} (or leave it out with `where`)"
         require(length % block_size == 0, "block_size", accepted, block_size)
@@ -264,7 +264,7 @@ def attach(
         with torch.no_grad():
             layer.part.write(weight, rows, layer.shape)
     if not isinstance(parametrization, CustomTransform):
-        parametrization.layer_name = name_of(layer)
+        parametrization.layer_name = layer.name
     others = [(rotation.part.parameter, rotation.original_state) for rotation in _rotations_of(module)]
     if parametrize.is_parametrized(module, parameter):  # the rotation of another part of the same weight
         parametrization.original_state = next(state for name, state in others if name == parameter)
@@ -404,11 +404,14 @@ def _forward_linear(plain: Callable[..., Any]) -> Callable[..., Any]:
             output = maps[0].forward_linear(x, stored[0], cast(Tensor | None, self.bias))
             return cast(Tensor, plain(self, x)) if output is None else output
         rotations = [one for one in maps if isinstance(one, Rotation)]
-        neuron_count = rotations[0].part.shape_of(stored[0])[1] if rotations else 0
-        # A user may have added a parametrisation, and all parts of a fused weight must be rotated.
-        is_known = bool(rotations) and len(rotations) + (len(stored) - 1) == len(maps)
-        is_known = is_known and len(rotations) == rotations[0].part.count
-        if not is_known or not all(rotation.rotates_input(x, neuron_count) for rotation in rotations):
+        int8_maps = len(stored) - 1  # quantised neurons are two tensors and one more parametrisation
+        has_other_maps = len(maps) != len(rotations) + int8_maps  # a user may have added a parametrisation
+        # All parts of a fused weight must be rotated.
+        rotates_all_parts = bool(rotations) and len(rotations) == rotations[0].part.count
+        if has_other_maps or not rotates_all_parts:
+            return cast(Tensor, plain(self, x))
+        neuron_count = rotations[0].part.shape_of(stored[0])[1]
+        if not all(rotation.rotates_input(x, neuron_count) for rotation in rotations):
             return cast(Tensor, plain(self, x))
         bias = cast(Tensor | None, self.bias)
         biases = [None] * len(rotations) if bias is None else bias.split(neuron_count)
@@ -507,7 +510,7 @@ def rotatable_layers(
     for layer in selection:
         _require_not_parametrized(layer)
         if layer.aliases:
-            name, other = name_of(layer), layer.aliases[0]
+            name, other = layer.name, layer.aliases[0]
             raise ValueError(f"layer {name!r} must not share its weight, but it shares it with {other!r}")
     if not selection:
         reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped[:5])
@@ -541,7 +544,7 @@ def _require_not_parametrized(layer: NeuronLayer) -> None:
     module = cast(nn.Module, layer.module)
     if parametrize.is_parametrized(module, layer.parameter):
         by = type(_parametrizations_of(module, layer.parameter)[0]).__name__
-        name = name_of(layer)
+        name = layer.name
         raise ValueError(f"layer {name!r} must have a plain weight, but it is parametrised already (by {by})")
 
 
@@ -549,7 +552,7 @@ def plain_weight(layer: NeuronLayer) -> Float[Tensor, "..."]:
     """Return the complete weight of a layer, or raise an error if it is parametrised or its neurons are not finite."""
     _require_not_parametrized(layer)
     weight = layer.tensor
-    _numerics.require_finite_rows(f"the weight of layer {name_of(layer)!r}", rows_of(layer.part, weight.detach()))
+    _numerics.require_finite_rows(f"the weight of layer {layer.name!r}", rows_of(layer.part, weight.detach()))
     return weight
 
 
@@ -558,27 +561,18 @@ def plain_rows(layer: NeuronLayer) -> Float[Tensor, "n d"]:
     return rows_of(layer.part, plain_weight(layer).detach())
 
 
-def name_of(layer: NeuronLayer) -> str:
-    """Return the name under which `rotated_layers` lists a layer."""
-    return _joined(layer.module_name, layer.part.suffix)
-
-
-def _joined(path: str, suffix: str) -> str:
-    return f"{path}.{suffix}" if path and suffix else path or suffix
-
-
 # Rotated models ------------------------------------------------------------------------------------------------------
 
 
 def rotated_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, AnyRotation]]:
     """Yield name, module and parametrisation of every rotated layer.
 
-    The name is that of the module. If a module holds several layers, the name of the layer follows, as in
-    "encoder.self_attn.q". `Rotation.part` says which parameter of the module is rotated, and which part of it.
+    The name is that of `hypersphere.layers_of`. `Rotation.part` says which parameter of the module is rotated, and
+    which part of it.
     """
     for path, module in model.named_modules():
         for rotation in _rotations_of(module):
-            yield _joined(path, rotation.part.suffix), module, rotation
+            yield rotation.part.name_in(path), module, rotation
 
 
 def save_obstacle(model: nn.Module) -> str | None:

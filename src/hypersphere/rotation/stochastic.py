@@ -22,7 +22,6 @@ from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.rotate import (
     attach,
-    name_of,
     neurons_of,
     plain_rows,
     rotatable_layers,
@@ -148,7 +147,7 @@ class Stochastic(PeriodicFold):
         require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
         selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
         if isinstance(fraction, Mapping):
-            names = [name_of(layer) for layer in selection]
+            names = [layer.name for layer in selection]
             unknown = sorted(set(fraction) - set(names), key=str)
             accepted = f"a mapping from names of layers, {', '.join(map(repr, names))}"
             require(not unknown, "fraction", accepted, unknown)
@@ -159,7 +158,7 @@ class Stochastic(PeriodicFold):
         for i, layer in enumerate(selection):
             weight = plain_rows(layer)
             size = weight.shape[1]
-            count = size if whole_first and i == 0 else _dimension_count(fraction, name_of(layer), size)
+            count = size if whole_first and i == 0 else _dimension_count(fraction, layer.name, size)
             if count == size:
                 rotations.append(Rotation(chosen, BlockLayout(size), like=weight))
                 continue
