@@ -93,6 +93,7 @@ OTHERS = {
 KERNELS = {
     "riesz": lambda z, power=2: z**-power,
     "logarithmic": lambda z: math.log(1 / z),
+    "gaussian": lambda z, t=2: math.exp(-t * z**2),
 }
 
 

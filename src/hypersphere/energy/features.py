@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -21,48 +19,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
-from hypersphere._validation import is_number, nearest_name, require
+from hypersphere._validation import nearest_name, require
 from hypersphere.functions._pairwise import PairSum, pair_energy
-from hypersphere.functions.kernel import KERNELS, Kernel, Logarithmic, PairPotential, kernel_of
+from hypersphere.functions.kernel import KERNELS, Gaussian, Kernel, Logarithmic, PairPotential, kernel_of
 
 __all__ = ["FEATURE_ENERGIES", "FeatureEnergy", "Gaussian", "alignment", "koleo", "uniformity"]
 
-_LARGEST_T = 100  # float64 can represent exp(−4t), the smallest term
-_LARGEST_FLOAT32_T = 16  # up to here float32 can
+_LARGEST_FLOAT32_T = 16  # up to here float32 can represent exp(−4t), the smallest term
 _PAIRS_IN_CACHE = 2**20  # cosines per block of the search for nearest neighbours
 _GATHERED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class Gaussian(Kernel):
-    r"""The Gaussian kernel: f(z) = exp(−t·z²).
-
-    Unlike the Riesz kernels it is bounded: the force between near-duplicates vanishes with their distance.
-
-    Args:
-        t: a positive number up to 100.
-
-    Example:
-        >>> Gaussian(t=2)(torch.tensor([0.0, 1.0]))
-        tensor([1.0000, 0.1353])
-    """
-
-    t: float = 2.0
-    power: ClassVar[float] = 0.0  # type: ignore[misc]  # bounded at z = 0
-    bounded_by_power = True
-
-    def __post_init__(self) -> None:
-        """Check t."""
-        is_in_range = is_number(self.t, 0, _LARGEST_T) and self.t > 0
-        require(is_in_range, "t", f"a positive number up to {_LARGEST_T}", self.t)
-
-    def value_at_square(self, u: Tensor) -> Tensor:
-        """Return exp(−t·u)."""
-        return (u * -self.t).exp()
-
-    def derivative_at_square(self, u: Tensor, value: Tensor) -> Tensor:
-        """Return −t·f."""
-        return value * -self.t
 
 
 def uniformity(features: Float[Tensor, "batch dim"], t: float = 2.0) -> Float[Tensor, ""]:
@@ -171,14 +136,8 @@ def _mean_energy(features: Tensor, kernel: Kernel) -> Tensor:
     return _checked_result(value, features)
 
 
-def _gaussian_energy(features: Tensor, t: float = 2.0) -> Tensor:
-    """Return the mean Gaussian potential, exp(uniformity)."""
-    return _mean_energy(features, Gaussian(t))
-
-
 FEATURE_ENERGIES: dict[str, Callable[..., Tensor]] = {
     "uniformity": uniformity,
-    "gaussian": _gaussian_energy,
     "koleo": koleo,
 }
 """The energies of features by name, next to the kernels of `hypersphere.kernel`."""
@@ -188,8 +147,9 @@ class FeatureEnergy(nn.Module):
     r"""An energy of the features of a batch, to be added to a loss. The lower it is, the more evenly they are spread.
 
     Args:
-        energy: "uniformity", "koleo", "gaussian" for E exp(−t·‖x̂ − ŷ‖²), or the kernel of a mean hyperspherical energy:
-            a name or an object of `hypersphere.kernel`, its power s ≥ 0, or a callable of the distance.
+        energy: "uniformity", "koleo", or the kernel of a mean hyperspherical energy: a name or an object of
+            `hypersphere.kernel`, such as "gaussian" for E exp(−t·‖x̂ − ŷ‖²), its power s ≥ 0, or a callable of the
+            distance.
         t: t of "uniformity" and "gaussian"; None for 2.
         gather: gather the features of all processes of `group` (torch.distributed). Each process then returns the
             energy of the complete batch. Processes may have different numbers of features, also none. Without a process
@@ -230,10 +190,11 @@ class FeatureEnergy(nn.Module):
         require(t is None or has_t, "t", "None unless the energy is 'uniformity' or 'gaussian'", t)
         self.energy, self.gather, self.group, self.backbone = energy, gather, group, backbone
         self.options: dict[str, float | Kernel] = {}
-        if t is not None:
-            self.options["t"] = Gaussian(t).t  # the kernel checks t
-        if not isinstance(energy, str) or energy in KERNELS:
-            self.options["kernel"] = kernel_of(energy)
+        kernel = Gaussian() if t is None else Gaussian(t)  # it also checks the t of "uniformity"
+        if energy == "uniformity":
+            self.options["t"] = kernel.t
+        elif not isinstance(energy, str) or energy in KERNELS:
+            self.options["kernel"] = kernel if energy == "gaussian" else kernel_of(energy)
 
     def forward(self, features: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
         """Return the energy of the features, with `gather` of those of all processes.
@@ -276,11 +237,11 @@ def _nearest_neighbors(rows: Tensor) -> Tensor:
 def _largest_cosines(unit: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest cosine of each of the rows `index` with another row, and the position of that row."""
     everything = torch.arange(len(unit), device=unit.device)
-    found = []
+    maxima = []
     for block in index.to(unit.device).split(max(_PAIRS_IN_CACHE // len(unit), 1)):
         c = (unit[block] @ unit.mT).masked_fill_(block[:, None] == everything, -math.inf)
-        found.append(c.max(1))
-    return torch.cat([best.values for best in found]), torch.cat([best.indices for best in found])
+        maxima.append(c.max(1))
+    return torch.cat([best.values for best in maxima]), torch.cat([best.indices for best in maxima])
 
 
 def _polar64(x: Tensor) -> tuple[Tensor, Tensor]:

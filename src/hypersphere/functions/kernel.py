@@ -29,10 +29,21 @@ from hypersphere._validation import choose, is_number, require
 from hypersphere.functions._autograd import inner_graph
 from hypersphere.functions._overrides import reset_closed_forms
 
-__all__ = ["KERNELS", "CallableKernel", "Capped", "Kernel", "Logarithmic", "PairPotential", "Riesz", "kernel_of"]
+__all__ = [
+    "KERNELS",
+    "CallableKernel",
+    "Capped",
+    "Gaussian",
+    "Kernel",
+    "Logarithmic",
+    "PairPotential",
+    "Riesz",
+    "kernel_of",
+]
 
 # Above this power, z^−s overflows or vanishes in float32 for all distances that differ from 1 by more than 1 %.
 _LARGEST_POWER = 10_000
+_LARGEST_T = 100  # float64 can represent exp(−4t), the smallest value of the Gaussian kernel
 
 
 class Kernel(abc.ABC):
@@ -144,6 +155,39 @@ class Logarithmic(Kernel):
 
 
 @dataclass(frozen=True)
+class Gaussian(Kernel):
+    r"""The Gaussian kernel: f(z) = exp(−t·z²).
+
+    Unlike the Riesz kernels it is bounded: the force between near-duplicates vanishes with their distance.
+
+    Args:
+        t: a positive number up to 100.
+
+    Example:
+        >>> import torch
+        >>> Gaussian(t=2)(torch.tensor([0.0, 1.0]))
+        tensor([1.0000, 0.1353])
+    """
+
+    t: float = 2.0
+    power: ClassVar[float] = 0.0  # type: ignore[misc]  # bounded at z = 0
+    bounded_by_power = True
+
+    def __post_init__(self) -> None:
+        """Check t."""
+        is_in_range = is_number(self.t, 0, _LARGEST_T) and self.t > 0
+        require(is_in_range, "t", f"a positive number up to {_LARGEST_T}", self.t)
+
+    def value_at_square(self, u: Tensor) -> Tensor:
+        """Return exp(−t·u)."""
+        return (u * -self.t).exp()
+
+    def derivative_at_square(self, u: Tensor, value: Tensor) -> Tensor:
+        """Return −t·f."""
+        return value * -self.t
+
+
+@dataclass(frozen=True)
 class Capped(Kernel):
     r"""A kernel whose force is bounded: below the distance z₀ it continues as its tangent line,
 
@@ -216,7 +260,7 @@ class CallableKernel(Kernel):
         return self.function(u.sqrt())
 
 
-KERNELS: dict[str, type[Kernel]] = {"riesz": Riesz, "logarithmic": Logarithmic}
+KERNELS: dict[str, type[Kernel]] = {"riesz": Riesz, "logarithmic": Logarithmic, "gaussian": Gaussian}
 
 
 def kernel_of(power: float | str | Callable[[Tensor], Tensor], min_distance: float | None = None) -> Kernel:
