@@ -14,7 +14,7 @@ from torch import Tensor
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
 
-__all__ = ["Minimum", "minimize"]
+__all__ = ["Minimum", "minimize", "simplex"]
 
 # (Σ z^−s)^(1/s) exceeds 1/min z by a factor of at most pairs^(1/s), which is below 1.001 at this power.
 _NEARLY_INFINITE = 2.0**15
@@ -68,7 +68,7 @@ def minimize(
     # All distances are equal in a simplex, which minimises every convex decreasing function of the squared distance.
     # In half space xᵢ and −xᵢ are both present, and right angles to all others are the best possible.
     if n <= (d if half_space else d + 1):
-        points = torch.eye(n, d, dtype=torch.float64) if half_space else _simplex(n, d)
+        points = torch.eye(n, d, dtype=torch.float64) if half_space else simplex(n, d)
         return Minimum(points, float(_energies(points[None], power, half_space)[0]))
     x = sphere.normalize(torch.randn(restarts, n, d, dtype=torch.float64, generator=generator))
     # Large powers are stiff: only the smallest distances matter. Each stage starts close to its minimum and needs few
@@ -99,14 +99,15 @@ def _check_arguments(n: int, d: int, power: float, half_space: bool, restarts: i
     require(is_integer(iterations, 1), "iterations", "an integer >= 1", iterations)
 
 
-def _simplex(n: int, d: int) -> Tensor:
-    """Return n unit vectors whose cosines are all −1/(n−1), in the first n − 1 coordinates."""
-    # The rows of I − 1/n are a regular simplex in the n − 1 dimensions orthogonal to (1, …, 1). Their coordinates there
-    # are U·Σ of the SVD; the last singular value is 0.
-    centred = torch.eye(n, dtype=torch.float64) - 1 / n
-    left, values, _ = torch.linalg.svd(centred)
+def simplex(n: int, d: int) -> Tensor:
+    """Return n ≤ d + 1 unit vectors in R^d whose cosines are all −1/(n−1), in float64."""
+    # Rows of the Helmert matrix without its constant row are an orthonormal basis of the space orthogonal to
+    # (1, …, 1). The columns, projections of the n unit vectors, form a simplex.
+    k = torch.arange(1, n, dtype=torch.float64)
+    basis = torch.ones(n - 1, n, dtype=torch.float64).tril()
+    basis[torch.arange(n - 1), torch.arange(1, n)] = -k
     points = torch.zeros(n, d, dtype=torch.float64)
-    points[:, : n - 1] = (left * values)[:, : n - 1]
+    points[:, : n - 1] = (basis / (k * (k + 1)).sqrt().unsqueeze(1)).mT
     return sphere.normalize(points)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require
 from hypersphere.energy import minimize
+from hypersphere.energy.minimum import simplex
 from hypersphere.functions.margin import Margin
 from hypersphere.heads.head import AngularHead
 
@@ -112,23 +113,11 @@ def fixed(
     if vectors == "simplex":
         needed = f"at least num_classes - 1 = {num_classes - 1} for the simplex (use vectors='energy' instead)"
         require(in_features >= num_classes - 1, "in_features", needed, in_features)
-        points = _simplex(num_classes, in_features)
+        points = simplex(num_classes, in_features)
     else:
         require(in_features >= 2 or num_classes == 2, "in_features", "at least 2 for vectors='energy'", in_features)
         points = minimize(num_classes, in_features, restarts=_restarts(num_classes, in_features)).points
     return FixedHead(points, radius=s, margin=margin, **options)
-
-
-def _simplex(n: int, d: int) -> Tensor:
-    """Return n unit vectors in R^d whose cosines are all −1/(n−1), in float64."""
-    # Rows of the Helmert matrix without its constant row are an orthonormal basis of the space orthogonal to
-    # (1, …, 1). The columns, projections of the n unit vectors, form a simplex.
-    k = torch.arange(1, n, dtype=torch.float64)
-    basis = torch.ones(n - 1, n, dtype=torch.float64).tril()
-    basis[torch.arange(n - 1), torch.arange(1, n)] = -k
-    points = torch.zeros(n, d, dtype=torch.float64)
-    points[:, : n - 1] = (basis / (k * (k + 1)).sqrt().unsqueeze(1)).mT
-    return sphere.normalize(points)
 
 
 def _restarts(n: int, d: int) -> int:
