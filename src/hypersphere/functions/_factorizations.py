@@ -29,7 +29,13 @@ def unpack_skew(entries: Tensor) -> Tensor:
     """Return the skew matrices S = L − Lᵀ (…, d, d) of the vectors (…, d(d−1)/2).
 
     The entries fill a rectangle of d//2 columns. Its lower part is the left half of the strict lower triangle L, its
-    upper part is the right half, transposed. So two slices unpack it, without tables of indices.
+    upper part is the right half, transposed. So two slices unpack it, without tables of indices:
+
+        d = 4    a b    . . . .        d = 5    a b    . . . . .
+                 c d    a . . .                 c d    c . . . .
+                 e f    c d . .                 e f    e f . . .
+                        e f b .                 g h    g h a . .
+                                                i j    i j b d .
 
     >>> unpack_skew(torch.tensor([1.0, 2.0, 3.0]))
     tensor([[ 0., -2., -3.],
@@ -41,8 +47,8 @@ def unpack_skew(entries: Tensor) -> Tensor:
     lower = entries.new_empty(*entries.shape[:-1], d, d)
     if half:
         rectangle = entries.unflatten(-1, (-1, half))
-        # Each slice also copies entries of the other one, to places on and above the diagonal. For odd d both slices
-        # shift by one, so that each entry reaches exactly one place below the diagonal.
+        # Each slice also copies entries of the other one, to places on and above the diagonal, where `tril_` removes
+        # them. For d = 4 the first slice writes b on the diagonal, and the second one writes it below.
         lower[..., 1 - odd :, :half] = rectangle
         lower[..., half + odd :, half : d - odd] = rectangle[..., :half, :].mT
     lower = lower.tril_(-1)
@@ -184,7 +190,7 @@ def cayley_from_series(series: SkewSeries) -> Tensor:
     total = a.clone()
     total.diagonal(dim1=-2, dim2=-1).add_(1)  # I + A
     if terms > 2:
-        # Horner's rule in B = A²: the sum without I + A is Y = B(I + A + Y), two more terms per product.
+        # Horner's rule in B = A²: T ← (I + A) + B·T adds two terms per product, starting from T = I + A + A².
         linear, b = total, product(a, a)
         total = linear + b
         for _ in range((terms - 2) // 2):
@@ -246,7 +252,7 @@ def diagonal_signs(triangle: Tensor) -> Tensor:
 def zeros_of_diagonal(triangle: Tensor) -> Tensor:
     """Return 1 where the diagonal of T is zero and 0 elsewhere (…, d). T is invertible if there is no 1."""
     diagonal = triangle.detach().diagonal(dim1=-2, dim2=-1)
-    return _numerics.squared_norm_is_zero(diagonal).to(triangle.dtype)
+    return (diagonal < _numerics.zero_floor(diagonal.dtype)).to(triangle.dtype)
 
 
 def gram_error(q: Tensor) -> Tensor:

@@ -68,6 +68,10 @@ class Radial(Magnitude):
             accepted = "a number or a tensor" if name != "radius" else f"a number in {(low, high)} or a tensor"
             require(isinstance(value, Tensor) or is_number(value, low, high), name, accepted, value)
 
+    def at(self, x_norm: Tensor) -> Tensor:
+        """Return h for ‖x‖ alone: `__call__` ignores ‖w‖."""
+        return self(x_norm, x_norm)
+
     @abc.abstractmethod
     def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
         """Return dh/d‖x‖, given ‖x‖ and the value h, for operators with an explicit backward."""

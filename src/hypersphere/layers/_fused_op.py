@@ -366,7 +366,7 @@ def _magnitude_terms(spec: OperatorSpec, n: Tensor) -> _MagnitudeTerms | None:
         phi = e.div_(torch.rsub(e, -2))
         phi = phi if spec.magnitude.alpha == 1 else phi.mul_(spec.magnitude.alpha)
     else:
-        phi = spec.magnitude(argument, argument)
+        phi = spec.magnitude.at(argument)
     return _MagnitudeTerms(argument, phi, phi if spec.response_factor is None else phi * spec.response_factor)
 
 

@@ -145,9 +145,9 @@ class ConvGeometry:
 class MeasuredPatches(NamedTuple):
     """The input of the products with the filters, and the norms of its patches.
 
-    The range scales are powers of two against overflow; the table at the top of `_operator` lists them. The reciprocal
-    turns products of `x` into cosines, so it is that of the patches of `x`. The magnitude is a function of the norm of
-    the layer's patches, so `norm` is that of the input. Therefore
+    The range scales are powers of two against overflow; the table at the top of `_operator` lists them. `x` is the
+    scaled input. `reciprocal` is computed from `x`, because products of `x` times `reciprocal` are cosines. `norm` is
+    that of the input itself, because the magnitude depends on it. Therefore
 
         norm·reciprocal = (norm range scale)/(input range scale),
 

@@ -316,7 +316,7 @@ class OperatorSpec:
         if self.has_unit_magnitude:
             return None
         argument = norm if self.norm_factor is None else norm * self.norm_factor
-        value = self.magnitude(argument, argument)
+        value = self.magnitude.at(argument)
         return value if self.response_factor is None else value * self.response_factor
 
 
@@ -360,7 +360,7 @@ def operator_spec(
         assert isinstance(magnitude, Tanh)
         # s = tanh(‖w‖/ρ); the factor α stays in φ.
         argument = w_norm if a is None else a * w_norm
-        s = replace(magnitude, alpha=1.0)(argument, argument)
+        s = replace(magnitude, alpha=1.0).at(argument)
     assert isinstance(magnitude, Radial)
     # For constant φ = α, move α into s. `absorb_response_factor` can then multiply s into the filters, so that h is 1.
     if type(magnitude) is Sphere and s is not None:
