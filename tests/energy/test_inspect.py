@@ -82,7 +82,7 @@ def test_inspect_reads_other_frameworks_and_dtypes():
 
 def test_inspect_samples_large_layers_and_lists_defects():
     inspection = inspect(
-        {"w": torch.randn(500, 8), "bad": torch.full((3, 3), math.nan), "one": torch.ones(1, 3)}, most=100
+        {"w": torch.randn(500, 8), "bad": torch.full((3, 3), math.nan), "one": torch.ones(1, 3)}, max_neurons=100
     )
     (layer,) = inspection.layers
     assert (layer.neurons, layer.sampled, sum(layer.angle_counts)) == (500, 100, 4950)
@@ -262,3 +262,9 @@ def test_inspect_and_layer_energies_sample_the_same_rows():
     body = nn.Sequential(nn.Linear(4, 1))
     assert layer.sampled == 2048
     assert layer.energy(2).value == pytest.approx(layer_energies(body, w)["head"], rel=1e-5)
+
+
+def test_inspect_accepts_the_old_name_of_max_neurons():
+    with pytest.warns(DeprecationWarning, match="the argument most is deprecated, use max_neurons instead"):
+        old = inspect({"w": torch.randn(9, 4)}, most=5)
+    assert old.layers[0].neurons == 9

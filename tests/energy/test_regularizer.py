@@ -257,7 +257,7 @@ def test_regularizers_with_every_are_zero_at_other_steps(make):
     assert [rare().item() > 0 for _ in range(3)] == [True, False, False]
 
 
-# The look at a learned tensor sees its update, so the value differs from that of the step.
+# A peek starts from the updated tensor, so its value differs from that of the step.
 @pytest.mark.parametrize(
     ("make", "rel"),
     [
@@ -335,7 +335,7 @@ def test_regularizers_declare_the_shared_options_in_their_own_signature(kind):
     signature = inspect.signature(kind).parameters
     assert [p for p in signature if p in SHARED] == list(SHARED)
     assert "output" in signature
-    assert not {"roles", "shortest", "needs_counter"} & set(signature)
+    assert not {"roles", "min_length", "needs_counter"} & set(signature)
     abstract = inspect.signature(NeuronRegularizer).parameters
     for name in SHARED:
         assert signature[name] == abstract[name]  # name, annotation, default, and that it is a keyword
@@ -471,7 +471,7 @@ def test_layer_penalty_of_a_wrong_shape_is_rejected(reduce, shape):
 def test_neuron_regularizer_needs_a_factor_and_terms():
     class NormPenalty(NeuronRegularizer):
         def __init__(self, model, layer_weights=None):
-            super().__init__(model, roles=("hidden",), shortest=1, needs_counter=False, layer_weights=layer_weights)
+            super().__init__(model, roles=("hidden",), min_length=1, needs_counter=False, layer_weights=layer_weights)
 
         def factor(self, layer):
             return self.layer_weights.get(layer.name, 1.0)
@@ -574,3 +574,18 @@ def test_mhe_does_not_take_an_unknown_module_for_a_distributed_head():
     unknown.rows = nn.Parameter(torch.ones(3, 3))
     net = nn.Sequential(nn.Linear(5, 6), unknown, nn.Linear(6, 4))
     assert [skip.name for skip in MHE(net).skipped] == ["1.rows"]
+
+
+def test_regularizers_accept_the_old_name_of_min_length():
+    class NormPenalty(NeuronRegularizer):
+        def __init__(self, model):
+            super().__init__(model, roles=("hidden",), shortest=1, needs_counter=False)
+
+        def factor(self, layer):
+            return 1.0
+
+        def compute(self, labels, step):
+            return StepResult([layer.rows().square().sum() for layer in self.selection])
+
+    with pytest.warns(DeprecationWarning, match="the argument shortest is deprecated, use min_length instead"):
+        assert NormPenalty(pyramid())().item() > 0

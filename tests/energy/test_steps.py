@@ -18,7 +18,7 @@ class Learner(NeuronRegularizer):
     """Record the steps of its calls. A learned number grows by 1 per step."""
 
     def __init__(self, model, **options):
-        super().__init__(model, roles=("hidden",), shortest=1, needs_counter=True, **options)
+        super().__init__(model, roles=("hidden",), min_length=1, needs_counter=True, **options)
         self.register_buffer("learned", torch.tensor(0.0))
         self.calls = []
 

@@ -77,7 +77,7 @@ def _inspection(model: nn.Module | Path, *, pairs: int, most: int, seed: int) ->
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            inspection = inspect(model, pairs=pairs, most=most, seed=seed)
+            inspection = inspect(model, pairs=pairs, max_neurons=most, seed=seed)
     except UnreadableWeights as error:
         raise DamagedData(str(error)) from None
     return dataclasses.replace(inspection, skipped=(*inspection.skipped, *(str(warning.message) for warning in caught)))

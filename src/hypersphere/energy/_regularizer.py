@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
-from hypersphere._deprecation import deprecated_attribute
+from hypersphere._deprecation import deprecated_argument, deprecated_attribute
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer, SkippedLayer, find_layers
 from hypersphere._validation import is_integer, is_number, require, warn_user
 from hypersphere.energy._steps import Step, StepCounter
@@ -72,7 +72,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
         roles: the roles of the layers that are regularised: "hidden", "output", "embedding". Decided by the subclass.
-        shortest: the smallest length of a neuron. Decided by the subclass.
+        min_length: the smallest length of a neuron. Decided by the subclass.
         needs_counter: True if `compute` uses the number of the step. Decided by the subclass.
         layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
         schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
@@ -94,12 +94,13 @@ class NeuronRegularizer(nn.Module, abc.ABC):
 
     population = deprecated_attribute("population", "selection")
 
+    @deprecated_argument("shortest", "min_length")
     def __init__(
         self,
         model: LayerSource,
         *,
         roles: Sequence[str],
-        shortest: int,
+        min_length: int,
         needs_counter: bool,
         layer_weights: Mapping[str, float] | None = None,
         schedule: Callable[[int], float] | None = None,
@@ -113,7 +114,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         require(schedule is None or callable(schedule), "schedule", "None or a callable of the step", schedule)
         require(is_integer(every, 1), "every", "an integer >= 1", every)
         require_bools(auto_advance=auto_advance, report=report)
-        self.selection = select_layers(model, output_layer, where, roles, shortest)
+        self.selection = select_layers(model, output_layer, where, roles, min_length)
         if self.is_rotation_invariant:
             warn_if_constant(self.selection)
         self.layer_weights = resolve_patterns("layer_weights", layer_weights, self.selection)
@@ -288,7 +289,7 @@ class LayerPenalty(NeuronRegularizer):
         super().__init__(
             model,
             roles=("hidden", "output") if output else ("hidden",),
-            shortest=1,
+            min_length=1,
             needs_counter=False,  # a penalty depends on the weights alone
             layer_weights=layer_weights,
             schedule=schedule,

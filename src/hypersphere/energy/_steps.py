@@ -24,8 +24,8 @@ The conditions:
 The results:
 
 * step: with `auto_advance`, the buffer `steps` counts the steps that have started: "next" is `steps` and "current" is
-  `steps` − 1, or 0 before the first step. Without, it counts the steps that have ended: both are `steps`. A peek sees
-  the last step up to the current one that the option `every` does not skip.
+  `steps` − 1, or 0 before the first step. Without, it counts the steps that have ended: both are `steps`. A peek uses
+  the newest step, at or before the current one, that the option `every` does not skip.
 * buffers: what the call starts from. "now" is their current value, "before" their value before the current step has
   changed them, so that a repeated call returns the same value again.
 * stores: "updates" if the new values of learned buffers are stored.

@@ -122,7 +122,7 @@ class CoMHE(NeuronRegularizer):
         super().__init__(
             model,
             roles=energy_roles(embedding),
-            shortest=2,  # the directions of single numbers are ±1
+            min_length=2,  # the directions of single numbers are ±1
             needs_counter=True,
             layer_weights=layer_weights,
             schedule=schedule,

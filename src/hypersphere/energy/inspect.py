@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
+from hypersphere._deprecation import deprecated_argument
 from hypersphere._notebook import NotebookResult
 from hypersphere._validation import is_integer, require, require_package
 from hypersphere.energy._sampling import MAX_NEURONS, check_seed, evenly_spaced
@@ -148,12 +149,13 @@ class Inspection(NotebookResult):
         return chart
 
 
+@deprecated_argument("most", "max_neurons")
 def inspect(
     model: nn.Module | Mapping[str, Any] | str | Path,
     *,
     pairs: int = 5,
     bins: int = 36,
-    most: int = MAX_NEURONS,
+    max_neurons: int = MAX_NEURONS,
     probes: int = 1024,
     seed: int = 0,
     report: bool = False,
@@ -167,8 +169,8 @@ def inspect(
             folder of them, or of a file of `torch.save`.
         pairs: the number of nearest and most opposite pairs to list.
         bins: the number of bins of the histogram of angles over [0, π].
-        most: the largest number of neurons in statistics of pairs; larger layers are sampled at
-            evenly spaced rows.
+        max_neurons: the largest number of neurons in statistics of pairs; larger layers are sampled at evenly spaced
+            rows.
         probes: the number of random directions for the estimate of the covering radius.
         seed: the seed of the probes.
         report: print which layers were measured and skipped.
@@ -178,7 +180,8 @@ def inspect(
         >>> [(layer.name, layer.neurons, layer.length) for layer in inspection.layers]
         [('0', 16, 8), ('1', 4, 16)]
     """
-    for name, number, low in (("pairs", pairs, 1), ("bins", bins, 1), ("probes", probes, 1), ("most", most, 2)):
+    lows = (("pairs", pairs, 1), ("bins", bins, 1), ("probes", probes, 1), ("max_neurons", max_neurons, 2))
+    for name, number, low in lows:
         require(is_integer(number, low), name, f"an integer >= {low}", number)
     check_seed(seed)
     require(isinstance(report, bool), "report", "a bool", report)
@@ -193,7 +196,9 @@ def inspect(
         generator = torch.Generator().manual_seed(seed)
         shape = tuple(tensor.shape)
         w = tensor.flatten(1)
-        layers.append(_inspect_rows(name, shape, w, generator, pairs=pairs, bins=bins, max_neurons=most, probes=probes))
+        layers.append(
+            _inspect_rows(name, shape, w, generator, pairs=pairs, bins=bins, max_neurons=max_neurons, probes=probes)
+        )
     if not layers:
         raise ValueError("model must have a layer with at least two finite neurons, but it has none")
     if report:
@@ -223,7 +228,7 @@ def _inspect_rows(
     max_neurons: int,
     probes: int,
 ) -> LayerInspection:
-    """Measure the neurons (N, d) of one layer. The arguments are those of `inspect`; `max_neurons` is its `most`."""
+    """Measure the neurons (N, d) of one layer. The arguments are those of `inspect`."""
     n, d = w.shape
     # Statistics of pairs use a sample of the rows of a large layer.
     index = evenly_spaced(n, max_neurons).to(w.device)

@@ -114,7 +114,7 @@ class MHE(NeuronRegularizer):
         super().__init__(
             model,
             roles=energy_roles(embedding),
-            shortest=2,  # the directions of single numbers are ±1
+            min_length=2,  # the directions of single numbers are ±1
             needs_counter=batch is not None,
             layer_weights=layer_weights,
             schedule=schedule,
@@ -241,8 +241,9 @@ class LayerEnergies:
         return factor / len(self.selection.hidden) if self.average and layer.role == "hidden" else factor
 
     def draw_neurons(self, seed: Tensor | None, number: int) -> dict[str, Tensor]:
-        """Return the indices of the neurons that draw `number` takes from each layer of more than `batch`, by name.
+        """Return the indices of the drawn neurons by layer name, for draw `number`.
 
+        Layers with at most `batch` neurons are left out.
         Layers with λ = 0 take part, although their sample is not used: otherwise setting λ of one layer to 0 would
         change the samples of the layers after it.
         """
