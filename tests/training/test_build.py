@@ -15,8 +15,8 @@ from hypersphere.layers.decoupled import DecoupledLayer
 from hypersphere.models import INITIALIZATIONS
 from hypersphere.optim import OPTIMIZERS, SCHEDULES
 from hypersphere.rotation import rotation_parameters
+from hypersphere.rotation.menu import ROTATIONS
 from hypersphere.rotation.rotate import METHODS
-from hypersphere.rotation.training import ROTATIONS
 from hypersphere.training import Config, Trainer, minimize
 from hypersphere.training import build as build_module
 from hypersphere.training.build import ADVERSARIES, REGULARIZERS, build

@@ -19,7 +19,7 @@ from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
 from hypersphere.heads._collectives import Processes
 from hypersphere.robustness import ATTACKS, Attack
-from hypersphere.rotation.training import TrainedRotation
+from hypersphere.rotation.menu import TrainedRotation
 from hypersphere.training.components import MENUS, create, require_trust
 from hypersphere.training.config import Component, Config, with_absolute_paths
 from hypersphere.training.distributed import SharedGradScaler, shard_network_

@@ -125,7 +125,7 @@ MENUS: dict[str, Menu] = {
         synonyms="hypersphere.heads:PRESET_ALIASES",
     ),
     "regularizer": Menu("hypersphere.training.build:REGULARIZERS", passed=["model", "modules", "where"]),
-    "rotation": Menu("hypersphere.rotation.training:ROTATIONS", passed=["modules"]),
+    "rotation": Menu("hypersphere.rotation.menu:ROTATIONS", passed=["modules"]),
     "adversarial": Menu(
         "hypersphere.training.build:ADVERSARIES", handled="hypersphere.training.build:AdversarialOptions"
     ),

@@ -13,7 +13,7 @@ from hypersphere._validation import is_number, require
 from hypersphere.models import layer_depths
 from hypersphere.optim import OPTIMIZERS, Hyperball, Optimizers, RowAdamW, RowSGD, param_groups
 from hypersphere.rotation import rotation_parameters
-from hypersphere.rotation.training import TrainedRotation
+from hypersphere.rotation.menu import TrainedRotation
 from hypersphere.training.components import MENUS, create
 from hypersphere.training.config import Component
 from hypersphere.training.objective import Objective

@@ -27,7 +27,7 @@ from hypersphere.recipes.rotation.settings import (
     method_row,
 )
 from hypersphere.rotation import refine_neurons
-from hypersphere.rotation.training import RotationOptions
+from hypersphere.rotation.menu import NeuronPreparation
 from hypersphere.training import Experiment, Run
 from hypersphere.training.components import create
 from hypersphere.training.config import Component, merge
@@ -50,7 +50,7 @@ def measure_start(experiment: Experiment, run: Run, *, mean_factor: float) -> Ou
     if "mean" in init.options:
         init = Component(init.name, {**init.options, "mean": init.options["mean"] / mean_factor})
     options = config.rotation.options
-    steps = options.get("refine_steps", RotationOptions.refine_steps)
+    steps = options.get("refine_steps", NeuronPreparation.refine_steps)
     refined = source_energy(init, config.seed, options.get("refine"), steps)
     return Outcome({"source_energy": refined, "start_energy": start})
 

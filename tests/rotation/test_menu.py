@@ -12,11 +12,12 @@ from hypersphere.functions.orthogonal import Cayley, Free
 from hypersphere.heads import AngularHead
 from hypersphere.optim import OGD, OGDAdam
 from hypersphere.rotation import RotationPenalty, rotate_, rotated_layers, rotation_parameters
+from hypersphere.rotation.menu import ROTATIONS, NeuronPreparation, RotationOptions
 from hypersphere.rotation.rotate import METHODS
-from hypersphere.rotation.training import ROTATIONS, RotationOptions
 from hypersphere.training.components import create
 from hypersphere.training.config import Component
 
+KINDS = (RotationOptions, NeuronPreparation)
 NEURON_OPTIONS = {"normalize": False, "refine": None, "refine_steps": 5000, "refine_rate": 0.1}
 
 
@@ -40,7 +41,8 @@ def defaults(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_rotation_by_a_map_has_the_options_of_the_map_and_of_rotations(name):
     map_options = {key: one.default for key, one in inspect.signature(METHODS[name]).parameters.items()}
-    rotation_options = {key: one.default for key, one in inspect.signature(RotationOptions).parameters.items()}
+    rotation_options = {key: one.default for kind in KINDS for key, one in inspect.signature(kind).parameters.items()}
+    assert sum(len(inspect.signature(kind).parameters) for kind in KINDS) == len(rotation_options)
     assert not map_options.keys() & rotation_options.keys()  # a name must not have two meanings
     assert defaults(name) == map_options | rotation_options
     assert ROTATIONS[name].__doc__ == METHODS[name].__doc__

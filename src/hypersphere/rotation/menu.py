@@ -1,7 +1,8 @@
-"""Rotations as a component of training: which layers are rotated, by which map, and what happens after each step.
+"""The menu of rotations of a training config: which layers are rotated, by which map, and what each step does then.
 
-`ROTATIONS` is the menu behind the setting `rotation` of a training config. Each entry rotates the modules of an
-experiment and returns a `TrainedRotation`, which tells the training loop about penalties, optimisers and folds.
+`ROTATIONS` is the menu behind the setting `rotation`. Each entry rotates the modules of an experiment and returns a
+`TrainedRotation`, which tells the training loop about penalties, optimisers and folds. The options of an entry are its
+own arguments, and those of `RotationOptions` and `NeuronPreparation` where it passes them on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hypersphere.functions._rowmap import RowMap
 from hypersphere.optim import OGD, OGDAdam
 from hypersphere.rotation.rotate import METHODS, prepared_rows
 
-__all__ = ["ROTATIONS", "RotationOptions", "TrainedRotation"]
+__all__ = ["ROTATIONS", "NeuronPreparation", "RotationOptions", "TrainedRotation"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,34 @@ class TrainedRotation:
     on_group: list[nn.Parameter] = field(default_factory=list)
     group_optimizer: Callable[..., torch.optim.Optimizer] = OGD
     stochastic: rotation.Stochastic | rotation.Equivalence | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronPreparation:
+    """What happens to neurons before they are rotated or trained. The options are those of `rotate_`."""
+
+    normalize: bool = False
+    refine: str | None = None
+    refine_steps: int = 5000
+    refine_rate: float = 0.1
+
+    @property
+    def changes_neurons(self) -> bool:
+        """True if neurons are normalised or refined."""
+        return self.normalize or self.refine is not None
+
+    def prepare_(self, layers: Iterable[NeuronLayer]) -> None:
+        """Refine the neurons and scale them to norm 1, as `rotate_` does with these options."""
+        for layer in layers:
+            rows = prepared_rows(
+                layer,
+                normalize=self.normalize,
+                refine=self.refine,
+                refine_steps=self.refine_steps,
+                refine_rate=self.refine_rate,
+            )
+            if rows is not None:
+                layer.write(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,24 +96,22 @@ class RotationOptions:
     embeddings: bool = False
     hidden: bool = True
     whole_first: bool = False
-    normalize: bool = False
-    refine: str | None = None
-    refine_steps: int = 5000
-    refine_rate: float = 0.1
 
-    def rotate_(self, modules: nn.ModuleDict, method: str | RowMap) -> None:
-        """Rotate the layers that the options select."""
+    def rotate_(self, modules: nn.ModuleDict, method: str | RowMap, preparation: NeuronPreparation) -> None:
+        """Prepare and rotate the layers that the options select."""
         where = None if self.hidden else _is_one_of(["head"])
         layers = rotation.rotatable_layers(modules, where, output=self.output, embeddings=self.embeddings)
         names = list(dict.fromkeys(layer.module_name for layer in layers))  # once per module
         first, others = (names[:1], names[1:]) if self.whole_first else ([], names)
         if first:
             whole = replace(self, blocks=1, block_size=None, shared=False, factors=1)
-            whole._rotate_layers_(modules, method, first)
+            whole._rotate_layers_(modules, method, preparation, first)
         if others:  # none if the network has a single layer
-            self._rotate_layers_(modules, method, others)
+            self._rotate_layers_(modules, method, preparation, others)
 
-    def _rotate_layers_(self, modules: nn.ModuleDict, method: str | RowMap, names: list[str]) -> None:
+    def _rotate_layers_(
+        self, modules: nn.ModuleDict, method: str | RowMap, preparation: NeuronPreparation, names: list[str]
+    ) -> None:
         rotation.rotate_(
             modules,
             method,
@@ -97,28 +124,16 @@ class RotationOptions:
             dropout=self.dropout,
             quantize=cast(Any, self.quantize),
             learn_neurons=self.learn_neurons,
-            normalize=self.normalize,
-            refine=self.refine,
-            refine_steps=self.refine_steps,
-            refine_rate=self.refine_rate,
+            normalize=preparation.normalize,
+            refine=preparation.refine,
+            refine_steps=preparation.refine_steps,
+            refine_rate=preparation.refine_rate,
             # The layers are already selected. Without the head, the last linear layer of the network would be taken for
             # the output layer.
             output_layer=None,
             embeddings=self.embeddings,
             spread=self.spread,
         )
-
-
-def _prepare_neurons_(
-    layers: Iterable[NeuronLayer], normalize: bool, refine: str | None, refine_steps: int, refine_rate: float
-) -> None:
-    """Refine neurons and scale them to norm 1, as `rotate_` does with these options."""
-    for layer in layers:
-        rows = prepared_rows(
-            layer, normalize=normalize, refine=refine, refine_steps=refine_steps, refine_rate=refine_rate
-        )
-        if rows is not None:
-            layer.write(rows)
 
 
 def _is_one_of(names: list[str]) -> Callable[[str, nn.Module], bool]:
@@ -128,50 +143,41 @@ def _is_one_of(names: list[str]) -> Callable[[str, nn.Module], bool]:
 # The menu ------------------------------------------------------------------------------------------------------------
 
 
-def _none(
-    modules: nn.ModuleDict,
-    *,
-    normalize: bool = False,
-    refine: str | None = None,
-    refine_steps: int = 5000,
-    refine_rate: float = 0.1,
-) -> TrainedRotation:
+@accept_options_of(NeuronPreparation)
+def _none(modules: nn.ModuleDict, **options: Any) -> TrainedRotation:
     """Train the weights directly, without rotation; hidden neurons may be prepared as for a rotation."""
-    if normalize or refine is not None:  # else a model without hidden layers is accepted
-        _prepare_neurons_(rotation.rotatable_layers(modules), normalize, refine, refine_steps, refine_rate)
+    preparation = NeuronPreparation(**options)
+    if preparation.changes_neurons:  # else a model without hidden layers is accepted
+        preparation.prepare_(rotation.rotatable_layers(modules))
     return TrainedRotation()
 
 
 def _rotation_by(map_type: type[RowMap]) -> Callable[..., TrainedRotation]:
-    """Return the menu entry of a map. Its options are the fields of the map, such as `bound`, and `RotationOptions`."""
-    map_fields = named_parameters(map_type)
+    """Return the menu entry of a map. Its options are the fields of the map, such as `bound`, and of rotations."""
 
-    @accept_options_of(map_type, RotationOptions)
+    @accept_options_of(map_type, RotationOptions, NeuronPreparation)
     def rotate(modules: nn.ModuleDict, **options: Any) -> TrainedRotation:
-        method = map_type(**{key: value for key, value in options.items() if key in map_fields})
-        rotation_options = {key: value for key, value in options.items() if key not in map_fields}
-        RotationOptions(**rotation_options).rotate_(modules, method)
+        map_options, preparation = _split_off(map_type, options), _split_off(NeuronPreparation, options)
+        RotationOptions(**options).rotate_(modules, map_type(**map_options), NeuronPreparation(**preparation))
         return TrainedRotation()
 
     rotate.__doc__ = map_type.__doc__
     return rotate
 
 
-def _penalized(
-    modules: nn.ModuleDict,
-    *,
-    weight: float = 1.0,
-    normalize: bool = False,
-    refine: str | None = None,
-    refine_steps: int = 5000,
-    refine_rate: float = 0.1,
-) -> TrainedRotation:
+def _split_off(factory: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options of a factory from `options` and return them."""
+    return {key: options.pop(key) for key in named_parameters(factory) if key in options}
+
+
+@accept_options_of(NeuronPreparation)
+def _penalized(modules: nn.ModuleDict, *, weight: float = 1.0, **options: Any) -> TrainedRotation:
     """Unconstrained matrices with a penalty that keeps them close to orthogonal (OR)."""
-    options = RotationOptions(normalize=normalize, refine=refine, refine_steps=refine_steps, refine_rate=refine_rate)
-    options.rotate_(modules, "free")
+    RotationOptions().rotate_(modules, "free", NeuronPreparation(**options))
     return TrainedRotation(penalty=rotation.RotationPenalty(modules, weight))
 
 
+@accept_options_of(NeuronPreparation)
 def _descent(
     modules: nn.ModuleDict,
     *,
@@ -180,26 +186,16 @@ def _descent(
     blocks: int = 1,
     shared: bool = False,
     whole_first: bool = False,
-    normalize: bool = False,
-    refine: str | None = None,
-    refine_steps: int = 5000,
-    refine_rate: float = 0.1,
+    **options: Any,
 ) -> TrainedRotation:
     """Orthogonal matrices trained by gradient descent on the orthogonal group (OGD, or with adaptive steps)."""
-    options = RotationOptions(
-        blocks=blocks,
-        shared=shared,
-        whole_first=whole_first,
-        normalize=normalize,
-        refine=refine,
-        refine_steps=refine_steps,
-        refine_rate=refine_rate,
-    )
-    options.rotate_(modules, "free")
+    layout = RotationOptions(blocks=blocks, shared=shared, whole_first=whole_first)
+    layout.rotate_(modules, "free", NeuronPreparation(**options))
     group_optimizer = OGDAdam if adam else partial(OGD, momentum=momentum)
     return TrainedRotation(on_group=rotation.rotation_parameters(modules), group_optimizer=group_optimizer)
 
 
+@accept_options_of(NeuronPreparation)
 def _stochastic(
     modules: nn.ModuleDict,
     *,
@@ -207,16 +203,13 @@ def _stochastic(
     every: int = 750,
     method: str = "cayley",
     whole_first: bool = True,
-    normalize: bool = False,
-    refine: str | None = None,
-    refine_steps: int = 5000,
-    refine_rate: float = 0.1,
+    **options: Any,
 ) -> TrainedRotation:
     """Rotations of a random subset of dimensions, folded and redrawn periodically (S-OPT); fraction 0 freezes."""
     # Drawn from the global generator before anything else, so that the dimensions do not depend on the refinement.
     generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     layers = rotation.rotatable_layers(modules)
-    _prepare_neurons_(layers, normalize, refine, refine_steps, refine_rate)
+    NeuronPreparation(**options).prepare_(layers)
     if fraction == 0:  # the baseline of the source: random neurons that are never trained
         for layer in layers:
             layer.tensor.requires_grad_(False)
