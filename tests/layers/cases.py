@@ -9,13 +9,19 @@ KINDS = {
     "sphere": {},
     "ball": {"magnitude": "ball"},
     "tanh": {"magnitude": "tanh", "learn_radius": "layer"},
-    "linear angle": {"angular": "linear"},
+    "linear angle": {"magnitude": "seg", "angular": "linear"},
+    "square cosine": {"magnitude": "log", "angular": "square_cosine"},
     "sigmoid": {"angular": "sigmoid", "learn_k": "filter"},
+    "mix": {"magnitude": "mix", "angular": "sigmoid", "learn_k": "filter"},
+    "filter radius": {"magnitude": "tanh", "learn_radius": "filter"},
     "seg": {"magnitude": "seg", "angular": "square_cosine", "learn_radius": "filter"},
+    "filter radius and k": {"magnitude": "seg", "learn_radius": "filter", "angular": "sigmoid", "learn_k": "filter"},
     "joint": {"magnitude": "tanh", "weighting": "joint", "angular": "linear"},
-    "separate": {"magnitude": "tanh", "weighting": "separate", "learn_radius": "filter", "learn_k": "layer"}
-    | {"angular": "sigmoid"},
-    "linear weighting": {"magnitude": "log", "weighting": "linear", "angular": "power_cosine"},
+    "separate": {"magnitude": "tanh", "weighting": "separate", "learn_radius": "layer", "angular": "square_cosine"},
+    "separate filters": {"magnitude": "tanh", "weighting": "separate", "learn_radius": "filter", "angular": "sigmoid"}
+    | {"learn_k": "layer"},
+    "weighted ball": {"magnitude": "ball", "weighting": "linear", "angular": "sigmoid", "learn_k": "layer"},
+    "weighted logarithm": {"magnitude": "log", "weighting": "linear", "angular": "power_cosine"},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

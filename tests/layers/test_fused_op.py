@@ -14,19 +14,7 @@ from hypersphere.layers import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d
 from hypersphere.layers._fused_op import PRODUCT_BLOCK
 from hypersphere.layers._geometry import ConvGeometry, batch_blocks
 
-KINDS = {
-    "sphere": {},
-    "tanh": {"magnitude": "tanh", "learn_radius": "layer"},
-    "square cosine": {"magnitude": "log", "angular": "square_cosine"},
-    "linear angle": {"magnitude": "seg", "angular": "linear"},
-    "sigmoid": {"angular": "sigmoid", "learn_k": "filter", "magnitude": "mix"},
-    "filter radius": {"magnitude": "tanh", "learn_radius": "filter"},
-    "filter radius and k": {"magnitude": "seg", "learn_radius": "filter", "angular": "sigmoid", "learn_k": "filter"},
-    "joint": {"magnitude": "tanh", "weighting": "joint", "angular": "linear"},
-    "separate": {"magnitude": "tanh", "weighting": "separate", "learn_radius": "layer", "angular": "square_cosine"},
-    "weighted": {"angular": "sigmoid", "learn_k": "layer", "weighting": "linear", "magnitude": "ball"},
-}
-every_kind = pytest.mark.parametrize("kind", KINDS)
+from .cases import KINDS, every_kind
 
 
 def randn(*shape, seed=1):
@@ -207,7 +195,7 @@ def test_fused_op_float32_gradients_agree_with_exact_ones(kind, angle):
         assert relative_error(a, c) < max(bound, 2 * relative_error(b, c))
 
 
-@pytest.mark.parametrize("kind", ["sigmoid", "weighted"])
+@pytest.mark.parametrize("kind", ["mix", "weighted ball"])
 def test_fused_op_float32_gradient_of_k_is_as_accurate_as_ordinary_operations(kind):
     # Both start from float32 cosines. Near a filter, an error of 6e-8 in the cosine is one of 6e-8/θ in θ, to which
     # ∂g/∂k is proportional. Averaged over draws, neither is more accurate than the other.
