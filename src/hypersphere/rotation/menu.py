@@ -8,7 +8,7 @@ own arguments, and those of `RotationOptions` and `NeuronPreparation` where it p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -59,13 +59,7 @@ class NeuronPreparation:
     def prepare_(self, layers: Iterable[NeuronLayer]) -> None:
         """Refine the neurons and scale them to norm 1, as `rotate_` does with these options."""
         for layer in layers:
-            rows = prepared_rows(
-                layer,
-                normalize=self.normalize,
-                refine=self.refine,
-                refine_steps=self.refine_steps,
-                refine_rate=self.refine_rate,
-            )
+            rows = prepared_rows(layer, **asdict(self))
             if rows is not None:
                 layer.write(rows)
 
@@ -124,10 +118,7 @@ class RotationOptions:
             dropout=self.dropout,
             quantize=cast(Any, self.quantize),
             learn_neurons=self.learn_neurons,
-            normalize=preparation.normalize,
-            refine=preparation.refine,
-            refine_steps=preparation.refine_steps,
-            refine_rate=preparation.refine_rate,
+            **asdict(preparation),
             # The layers are already selected. Without the head, the last linear layer of the network would be taken for
             # the output layer.
             output_layer=None,
