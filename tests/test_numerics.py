@@ -89,7 +89,7 @@ def test_norms_in_bounds_rejects_extreme_zero_and_nan_norms():
         assert not _numerics.norms_in_bounds(torch.tensor([1.0, norm]))
 
 
-def test_squared_distance_floor_is_raised_in_float32_from_the_fourth_power():
+def test_squared_distance_floor_is_raised_in_float32_for_large_powers():
     assert _numerics.squared_distance_floor(torch.float32, 3) == _numerics.distance_floor() ** 2
     assert _numerics.squared_distance_floor(torch.float32, 4) > _numerics.distance_floor() ** 2
 

@@ -227,7 +227,7 @@ def squared_distance_floor(dtype: torch.dtype, power: float = 0.0) -> float:
     r"""Return the square of the smallest distance z at which z^−s is evaluated for results in `dtype`.
 
     It is `distance_floor`, raised for large powers s so that z^−s and its derivative s·z^(−s−1) stay below the largest
-    number of the dtype by the factor `ENERGY_HEADROOM`. In float32 the raised floor applies from s = 4 on; it is 0.23
+    number of the dtype by the factor `ENERGY_HEADROOM`. In float32 the raised floor applies above s = 3.6; it is 0.23
     at s = 50.
     """
     s = max(power, 1.0)

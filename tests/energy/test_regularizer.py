@@ -237,7 +237,7 @@ class WithRegularizer(nn.Module):
 
 @pytest.mark.parametrize("make", REGULARIZERS)
 def test_regularizers_work_under_torch_func(make):
-    net = pyramid()
+    net = pyramid().double()  # the float32 energy of close pairs depends on the order of summation
     regularizer = make(net)
     before = {name: value.clone() for name, value in regularizer.state_dict().items()}
     parameters = {f"net.{name}": p.detach() for name, p in net.named_parameters()}
@@ -246,7 +246,7 @@ def test_regularizers_work_under_torch_func(make):
     for name, value in regularizer.state_dict().items():
         assert torch.equal(value, before[name])
     regularizer().backward()
-    torch.testing.assert_close(gradients["net.0.weight"], net[0].weight.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradients["net.0.weight"], net[0].weight.grad, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("make", [MHE, Orthonormal, lambda net, **o: CoMHE(net, projection=Random(dim=4), **o)])
