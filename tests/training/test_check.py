@@ -81,7 +81,7 @@ def test_check_experiment_accepts_the_metrics_that_are_measured():
     spread = {"protocols": [f"{__name__}:Spread"], "best": "Spread.mean"}
     for validation in ({"best": "loss"}, {"best": "accuracy"}, {"best": "top5"}, spread):
         experiment = build_experiment(Config.of({**SMALL, "validation": validation, "epochs": 1}))
-        check_experiment(experiment, say=pytest.fail)
+        check_experiment(experiment, on_message=pytest.fail)
         trainer = Trainer(experiment)
         trainer.train()
         assert trainer.best["value"] == trainer.metrics[validation["best"]]

@@ -43,6 +43,7 @@ class Parallel(nn.Module):
         network = objective.network if is_divided or not trains else DistributedDataParallel(objective.network)
         head = objective.head if isinstance(objective.head, ShardedHead) else _GatheredHead(objective.head)
         terms: list[Any] = [*objective.regularizers, *objective.penalties]
+        # A new module is in training mode. Calling `train` here would also change the mode of frozen layers.
         self.local = Objective(
             network,
             head,
@@ -51,7 +52,6 @@ class Parallel(nn.Module):
             attack=objective.attack,
             attack_weight=objective.attack_weight,
         )
-        self.local.training = objective.training  # `train` would also change the mode of frozen layers
 
     def features(self, inputs: Tensor) -> Tensor:
         """Map inputs to features in this process, without communication between heads."""
