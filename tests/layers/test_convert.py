@@ -497,11 +497,12 @@ def test_calibration_accepts_layers_that_are_called_by_keyword():
     model, x = Keyword(), torch.randn(16, 6)
     before = model.first(x) - model.first.bias
     convert_(model, magnitude="tanh", scale="keep", calibration=x)
+    assert model(x).shape == (16, 3)
     after = model.first(x) - model.first.bias
     torch.testing.assert_close(after.pow(2).mean(), before.pow(2).mean())
 
 
 def test_converted_transposed_convolution_names_a_bad_input():
     model = convert_(nn.Sequential(nn.ConvTranspose1d(3, 4, 3), nn.Flatten(), nn.Linear(24, 2)))
-    with pytest.raises(ValueError, match="x must be a tensor of a floating-point dtype"):
+    with pytest.raises(ValueError, match="input must be a tensor of a floating-point dtype"):
         model[0]([[1.0, 2.0]])

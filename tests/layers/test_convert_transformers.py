@@ -286,7 +286,7 @@ def test_converted_transposed_convolutions_equal_those_of_torch_for_the_inner_pr
     decoupled = convert_(copy.deepcopy(plain), magnitude="tanh", angular="linear", where=lambda *_: True)
     if dims == 1:
         assert torch.autograd.gradcheck(decoupled, (x[:1].requires_grad_(),))
-    with pytest.raises(ValueError, match=r"^x must be a tensor with"):
+    with pytest.raises(ValueError, match=r"^input must be a tensor with"):
         decoupled(x[:, :3])
 
 

@@ -149,11 +149,11 @@ def test_decoupled_leaves_its_input_unchanged_and_allows_an_inplace_activation()
 
 
 def test_decoupled_refuses_integers_and_promotes_dtypes():
-    with pytest.raises(ValueError, match=r"x must be a tensor of a floating-point dtype, not torch\.uint8"):
+    with pytest.raises(ValueError, match=r"input must be a tensor of a floating-point dtype, not torch\.uint8"):
         DecoupledConv2d(1, 2, 3)(torch.randint(0, 255, (1, 1, 4, 4), dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"x must be a tensor of a floating-point dtype, not <class 'list'>"):
+    with pytest.raises(ValueError, match=r"input must be a tensor of a floating-point dtype, not <class 'list'>"):
         DecoupledLinear(1, 2)([[1.0]])
-    with pytest.raises(ValueError, match=r"x must be a tensor with 3 or 4 dimensions and 1 channels, not \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"input must be a tensor with 3 or 4 dimensions and 1 channels, not \(2, 1\)"):
         DecoupledConv2d(1, 2, 3)(torch.rand(2, 1))
     for magnitude in ("sphere", "linear", "inner_product", "tanh"):
         layer = DecoupledLinear(3, 2, magnitude=magnitude, dtype=torch.float64)
@@ -209,12 +209,12 @@ def test_decoupled_input_gradient_of_large_float16_inputs_is_finite(magnitude, a
 
 def test_decoupled_names_the_expected_shape():
     with pytest.raises(
-        ValueError, match=r"x must be a tensor with 3 or 4 dimensions and 4 channels, not \(2, 5, 6, 6\)"
+        ValueError, match=r"input must be a tensor with 3 or 4 dimensions and 4 channels, not \(2, 5, 6, 6\)"
     ):
         DecoupledConv2d(4, 6, 3)(torch.randn(2, 5, 6, 6))
-    with pytest.raises(ValueError, match=r"^x must be a tensor with 3 or 4 dimensions and 4 channels, not "):
+    with pytest.raises(ValueError, match=r"^input must be a tensor with 3 or 4 dimensions and 4 channels, not "):
         DecoupledConv2d(4, 6, 3, groups=2, magnitude="linear")(torch.randn(4, 6))
-    with pytest.raises(ValueError, match=r"x must be a tensor whose last dimension has 4 entries, not \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"input must be a tensor whose last dimension has 4 entries, not \(2, 5\)"):
         DecoupledLinear(4, 6)(torch.randn(2, 5))
 
 

@@ -380,7 +380,31 @@ def test_rotate_turns_embeddings_on_request(options):
     torch.testing.assert_close(fold_(model)(few), y, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{"padding_idx": 1}, {"scale_grad_by_freq": True}, {}], ids=repr)
+def test_rotated_embedding_has_the_gradient_of_torch_for_any_number_of_tokens(options):
+    """The few tokens are rotated after they are looked up; reading the weight first rotates all vectors."""
+    layer, tokens = nn.Embedding(30, 6, **options), torch.tensor([[1, 2, 2], [7, 1, 5]])
+    with torch.no_grad():
+        layer.weight[1] = 1.0  # a padding vector that is not zero, as in loaded weights
+    rotate_(layer, embeddings=True, output_layer=None)
+    perturb_(layer)
+    (free,) = rotation_parameters(layer)
+    settings = (layer.padding_idx, None, 2.0, layer.scale_grad_by_freq)
+    (expected,) = torch.autograd.grad(torch.nn.functional.embedding(tokens, layer.weight, *settings).pow(3).sum(), free)
+    (gradient,) = torch.autograd.grad(layer(input=tokens).pow(3).sum(), free)
+    torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-5)
+
+
 # The forward pass ----------------------------------------------------------------------------------------------------
+
+
+def test_rotated_layers_take_their_input_by_keyword():
+    x = torch.randn(3, 8)
+    linear, conv1d = nn.Linear(8, 6), pytest.importorskip("transformers.pytorch_utils").Conv1D(6, 8)
+    for layer, name in ((linear, "input"), (conv1d, "x")):
+        rotate_(layer, block_size=4, output_layer=None)
+        perturb_(layer)
+        assert torch.equal(layer(**{name: x}), layer(x))
 
 
 @pytest.mark.parametrize("mask", [False, True])

@@ -68,7 +68,7 @@ def batch_loss(
     """
     counted = y != head.ignore_index
     labels = y.clamp(0, head.num_classes - 1)  # a bad label is reported after the computation
-    labels_valid = (counted <= (labels == y)).all()  # `<=` of booleans: a label that counts must be a class
+    labels_valid = (counted <= (labels == y)).all()  # counted implies a class: `<=` is one operation, `~a | b` two
     x = without_ignored(x, y, head.ignore_index) if exact else x
     batch = Batch(x.to(_numerics.compute_dtype(x.dtype, head.weight.dtype)), labels, counted, noise)
     state, negatives, responses = before, None, head.responses

@@ -328,7 +328,8 @@ class ShardedHead(nn.Module):
         # Check before the first large collective: a process that raised alone would leave the others waiting.
         problem = problem_of(lambda: self._check(x, y))
         header = [0, 0, 0, 1] if problem else [len(x), _FLOATS.index(x.dtype), x.requires_grad, 0]
-        headers = torch.stack(self.processes.all_gather(torch.tensor(header, device=x.device))).tolist()
+        device = x.device if isinstance(x, Tensor) else self.weight.device
+        headers = torch.stack(self.processes.all_gather(torch.tensor(header, device=device))).tolist()
         if any(has_problem for *_, has_problem in headers):
             self.processes.raise_any(problem)
         counts, dtypes, need_grad, _ = (list(column) for column in zip(*headers, strict=True))

@@ -36,6 +36,10 @@ __all__ = [
 class DecoupledTransposedLinear(DecoupledLinear):
     """A decoupled linear layer with a weight (in, out), as `Conv1D` of Hugging Face stores it. `convert_` makes it."""
 
+    def forward(self, x: Tensor) -> Float[Tensor, "..."]:
+        """Return the responses to `x`. The argument has its name in `Conv1D`."""
+        return super().forward(x)
+
     @property
     def _filters(self) -> Tensor:
         return self.weight.mT
@@ -74,9 +78,10 @@ class _DecoupledConvTranspose(DecoupledLayer):
     def _kernel_dims(self) -> tuple[int, ...]:
         return tuple(range(2, 2 + len(self.kernel_size)))
 
-    def forward(self, x: Float[Tensor, "..."], output_size: Sequence[int] | None = None) -> Float[Tensor, "..."]:
-        """Return the responses to `x`. `output_size` selects one of the possible sizes, as in torch's layer."""
-        require(isinstance(x, Tensor), "x", "a tensor of a floating-point dtype", type(x))
+    def forward(self, input: Float[Tensor, "..."], output_size: Sequence[int] | None = None) -> Float[Tensor, "..."]:
+        """Return the responses to `input`. `output_size` selects one of the possible sizes, as in torch's layer."""
+        x = input
+        require(isinstance(x, Tensor), "input", "a tensor of a floating-point dtype", type(x))
         if not is_tracing():  # the spread input is larger, so it is checked before
             self._check_shape(x, self.in_channels // self.groups)
         dims = len(self.kernel_size)
@@ -102,7 +107,7 @@ class _DecoupledConvTranspose(DecoupledLayer):
         dims, channels = len(self.kernel_size) + 2, filter_channels * self.groups
         fits = x.ndim in (dims - 1, dims) and x.shape[1 - dims] == channels
         accepted = f"a tensor with {dims - 1} or {dims} dimensions and {channels} channels"
-        require(fits, "x", accepted, tuple(x.shape))
+        require(fits, "input", accepted, tuple(x.shape))
 
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         convolve = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]

@@ -147,14 +147,15 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
 
     # Forward ---------------------------------------------------------------------------------------------------------
 
-    def forward(self, x: Tensor) -> Float[Tensor, "..."]:
-        """Return the responses to `x`.
+    def forward(self, input: Tensor) -> Float[Tensor, "..."]:  # the name of torch, for calls by keyword
+        """Return the responses to `input`.
 
         A convolution maps (N, channels, *size) or (channels, *size) to (N, filters, *places) or (filters, *places), a
         linear layer maps (..., in_features) to (..., out_features).
         """
+        x = input
         is_real = isinstance(x, Tensor) and x.is_floating_point()
-        require(is_real, "x", "a tensor of a floating-point dtype", x.dtype if isinstance(x, Tensor) else type(x))
+        require(is_real, "input", "a tensor of a floating-point dtype", x.dtype if isinstance(x, Tensor) else type(x))
         autocast_dtype = _autocast_dtype(x)
         # The cast below does what autocast would do to products. It must not apply to norms and angles.
         with _numerics.autocast_disabled(x):
@@ -380,7 +381,7 @@ class _DecoupledConv(DecoupledLayer):
     def _check_shape(self, x: Tensor, filter_channels: int) -> None:
         dims, channels = len(self.kernel_size) + 2, filter_channels * self.groups
         fits = x.ndim in (dims - 1, dims) and x.shape[1 - dims] == channels
-        require(fits, "x", f"a tensor with {dims - 1} or {dims} dimensions and {channels} channels", tuple(x.shape))
+        require(fits, "input", f"a tensor with {dims - 1} or {dims} dimensions and {channels} channels", tuple(x.shape))
 
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)
@@ -471,7 +472,7 @@ class _DecoupledRows(DecoupledLayer):
 
     def _check_shape(self, x: Tensor, filter_channels: int) -> None:
         fits = x.ndim > 0 and x.shape[-1] == filter_channels
-        require(fits, "x", f"a tensor whose last dimension has {filter_channels} entries", tuple(x.shape))
+        require(fits, "input", f"a tensor whose last dimension has {filter_channels} entries", tuple(x.shape))
 
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)

@@ -54,7 +54,8 @@ def input_side_is_cheaper(tokens: int, out: int, layout: BlockLayout, *, x_needs
     Args:
         tokens: the number of input vectors.
         out: the number of neurons.
-        layout: the blocks of R. A single block is never cheaper: its map need not form R for the weight side.
+        layout: the blocks of R. For a single block the result is False, because the weight side applies the map to
+            the rows without forming R.
         x_needs_grad: whether the input needs a gradient.
         trains: whether the rotation needs a gradient.
 
@@ -298,6 +299,8 @@ def backward_of_chunk(
             product = factorizations.product(parts, blocks.mT)
             # The parts of the first factor are a view of the rows, which saves a copy.
             if j == 0:
-                layout.split(z).copy_(product)
+                view = layout.split(z)
+                assert view.data_ptr() == z.data_ptr()  # a copy would lose the gradient
+                view.copy_(product)
             else:
                 z.copy_(layout.join(product, n, j))

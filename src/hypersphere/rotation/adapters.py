@@ -158,9 +158,10 @@ def _rotations(model: nn.Module) -> list[tuple[str, nn.Module, Rotation]]:
 def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "main", check: bool = True) -> nn.Module:
     """Rotate a model as a saved adapter says, and make the adapter the active parameter set.
 
-    The layers of a plain model are rotated. A model that is rotated already gets one more parameter set; layers of only
-    one of the two are not rotated by the other (R = I). Rotations with the same blocks but another method are converted
-    if both are orthogonal. In a plain model a `name` other than "main" leaves the set "main" at R = I: the base model.
+    The layers of a plain model are rotated. A model that is rotated already gets one more parameter set. A layer that
+    only the model or only the adapter rotates has R = I in the other's set. Rotations with the same blocks but another
+    method are converted if both are orthogonal. In a plain model a `name` other than "main" leaves the set "main" at
+    R = I: the base model.
 
     The folder may also contain an adapter of PEFT, OFT or BOFT, saved as safetensors. Outputs are those of PEFT.
 

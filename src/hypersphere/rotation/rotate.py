@@ -189,7 +189,7 @@ def prepared_rows(
     refine_steps: int,
     refine_rate: float,
 ) -> Float[Tensor, "n d"] | None:
-    """Return the neurons with which a rotation starts, see `rotate_`, or None if those of the layer stay."""
+    """Return the neurons with which a rotation starts, see `rotate_`, or None if the layer keeps its neurons."""
     if refine is None and not normalize:
         return None
     rows = plain_rows(layer)
@@ -380,24 +380,28 @@ def _detach(module: nn.Module, parameter: str, state: WeightState) -> None:
 def _replace_forward(module: nn.Module) -> None:
     """Give a rotated layer a forward pass that rotates less, if its kind has one.
 
-    torch has given the module a class of its own, which it removes with the parametrisation. A subclass with another
-    forward pass reads its weight, and so rotates it.
+    `register_parametrization` gave the module a generated class. The new forward pass is set on that class and
+    disappears with it. A user's subclass that overrides `forward` keeps its own, which reads `weight` and so rotates
+    all of it.
     """
-    own_class = type(module)
-    plain = cast(type[nn.Module], own_class.__mro__[1]).forward
+    generated_class = type(module)
+    plain = cast(type[nn.Module], generated_class.__mro__[1]).forward
     is_conv1d = (plain.__module__, plain.__qualname__) == ("transformers.pytorch_utils", "Conv1D.forward")
-    if plain is nn.Linear.forward or is_conv1d:
-        own_class.forward = _forward_linear(plain)
+    if plain is nn.Linear.forward:
+        generated_class.forward = _forward_linear(plain)
+    elif is_conv1d:
+        generated_class.forward = _forward_conv1d(plain)
     elif plain is nn.Embedding.forward:
-        own_class.forward = _forward_embedding(plain)
+        generated_class.forward = _forward_embedding(plain)
     elif isinstance(module, nn.MultiheadAttention) or any(rotation.part.stacked for rotation in _rotations_of(module)):
-        own_class.forward = _forward_cached(plain)
+        generated_class.forward = _forward_cached(plain)
 
 
 def _forward_linear(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return the forward pass of a linear layer that rotates its input where that is cheaper."""
 
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
+    def forward(self: nn.Module, input: Tensor) -> Tensor:  # the name of torch, for calls by keyword
+        x = input
         maps = _parametrizations_of(self, "weight")
         stored = _stored(self, "weight")
         if len(maps) == 1 and isinstance(maps[0], TwoSidedRotation) and maps[0].part.is_whole:
@@ -427,21 +431,37 @@ def _forward_linear(plain: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+def _forward_conv1d(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `_forward_linear` for Hugging Face's `Conv1D`, whose argument has another name."""
+    forward_linear = _forward_linear(plain)
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return cast(Tensor, forward_linear(self, x))
+
+    return forward
+
+
 def _forward_embedding(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return the forward pass of an embedding that rotates the vectors it looks up, and not all vectors."""
 
-    def forward(self: nn.Embedding, tokens: Tensor) -> Tensor:
+    def forward(self: nn.Embedding, input: Tensor) -> Tensor:  # the name of torch, for calls by keyword
+        tokens = input
         maps = _parametrizations_of(self, "weight")
         rotation, stored = maps[-1], _stored(self, "weight")
-        is_known = isinstance(rotation, Rotation) and rotation.merged is None and len(maps) == len(stored)
-        if not is_known or self.max_norm is not None or tokens.numel() >= self.num_embeddings:
+        has_one_rotation = isinstance(rotation, Rotation) and rotation.merged is None and len(maps) == len(stored)
+        # `max_norm` changes the rotated weight, and `scale_grad_by_freq` the gradients of its vectors.
+        needs_weight = self.max_norm is not None or self.scale_grad_by_freq
+        if not has_one_rotation or needs_weight or tokens.numel() >= self.num_embeddings:
             return cast(Tensor, plain(self, tokens))
         if len(stored) == 1:
-            options = (self.padding_idx, None, self.norm_type, self.scale_grad_by_freq, self.sparse)
-            vectors = F.embedding(tokens, stored[0], *options)
+            vectors = F.embedding(tokens, stored[0], self.padding_idx, sparse=self.sparse)
         else:
             vectors = maps[0](*(tensor[tokens] for tensor in stored))
-        return cast(Tensor, rotation(vectors.reshape(-1, self.embedding_dim)).view(vectors.shape))
+        rotated = cast(Tensor, rotation(vectors.reshape(-1, self.embedding_dim)).view(vectors.shape))
+        if self.padding_idx is None:
+            return rotated
+        # As in torch, the vector of the padding has no gradient.
+        return torch.where((tokens == self.padding_idx).unsqueeze(-1), rotated.detach(), rotated)
 
     return forward
 
