@@ -92,6 +92,7 @@ def check_errors(folder, groups):
     raises(lambda: head(with_row(0.0, torch.float32 if rank == last else torch.float64), y), "one type", "float32")
     raises(lambda: head(good[:, : DIM - (rank == last)], y), f"process {last}", "shape")
     raises(lambda: head(good, y.double() if rank == last else y), f"process {last}", "labels")
+    raises(lambda: head(good.tolist() if rank == last else good, y), f"process {last}", "tensor")
     raises(lambda: class_vectors(head, good, y), "head", f"{head.sizes[rank]} of {CLASSES} classes")
     with torch.no_grad():
         class_vector = head.weight[0].clone()
