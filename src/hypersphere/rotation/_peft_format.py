@@ -256,7 +256,7 @@ def _generators(name: str, layer: LayerAdapter) -> Float[Tensor, "factors blocks
     free = _numerics.to_float64(layer.free)
     try:
         is_cayley = isinstance(layer.method, (Cayley, Neumann))
-        s = layer.method.generator(free) if is_cayley else factorizations.cayley_generator(layer.method(free))  # type: ignore[attr-defined]
+        s = layer.method.generator(free) if is_cayley else factorizations.cayley_generator(layer.method.matrix(free))  # type: ignore[attr-defined]
     except ValueError as error:
         raise ValueError(f"layer {name!r} cannot be written in the format of PEFT: {error}") from None
     return s.reshape(layer.factors, -1, layer.block_size, layer.block_size)

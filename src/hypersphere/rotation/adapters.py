@@ -337,7 +337,7 @@ def _converted(path: str, stored: LayerAdapter, rotation: Rotation) -> Tensor:
         raise ValueError(f"layer {path!r} is rotated with {ours!r}, but the adapter has {theirs!r}")
     if stored.method == rotation.method:
         return _fitting_parameters(path, stored, rotation)
-    matrices = stored.method(_numerics.to_float64(stored.free))
+    matrices = stored.method.matrix(_numerics.to_float64(stored.free))
     fits = matrices.numel() == rotation.matrices().numel()
     require(fits, f"the adapter of layer {path!r}", f"the matrices of {ours!r}", tuple(matrices.shape))
     try:
@@ -467,7 +467,7 @@ def combine(model: nn.Module, weights: Mapping[str, float], *, name: str) -> nn.
         if name not in rotation.parameter_sets:
             rotation.require_new_name(name)
         try:
-            matrices = {one: rotation.method(_wide(rotation, one)) for one in weights}
+            matrices = {one: rotation.method.matrix(_wide(rotation, one)) for one in weights}
             logarithms = [w * factorizations.logarithm(matrices[one]) for one, w in weights.items()]
             combined = torch.linalg.matrix_exp(torch.stack(logarithms).sum(0))
             results.append(parameters_of(rotation.method, combined))

@@ -101,7 +101,7 @@ def _energy_drift(neurons: Tensor, rotated: Tensor) -> float:
 
 def _max_error(rotation: Rotation) -> float:
     """Return max |RᵀR − I|, computed in float64 so that the product itself adds no error."""
-    r = rotation.method(_numerics.widen(rotation.parameter))
+    r = rotation.method.matrix(_numerics.widen(rotation.parameter))
     return float(gram_error(_numerics.to_float64(r)).abs().max())
 
 
@@ -160,5 +160,5 @@ class RotationPenalty:
 
     def __call__(self) -> Float[Tensor, ""]:
         """Return the penalty to add to the loss."""
-        errors = [gram_error(r.method(_numerics.widen(r.parameter))).square().sum() for r in self.rotations]
+        errors = [gram_error(r.method.matrix(_numerics.widen(r.parameter))).square().sum() for r in self.rotations]
         return self.weight * torch.stack(errors).sum()

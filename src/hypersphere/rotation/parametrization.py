@@ -120,7 +120,7 @@ class Rotation(nn.Module):
                 _numerics.widen_parameter(self._experts_side_by_side(neurons)),
             )
             if self.dropout and self.training:
-                rows = self.layout.rotate_rows(self.dropped_out(self.method(free)), rows)
+                rows = self.layout.rotate_rows(self.dropped_out(self.method.matrix(free)), rows)
             else:
                 rows = self.layout.rotate(self.method, free, rows, self.dimensions)
             return replace_rows(self.part, neurons, self._split_experts(_numerics.narrow(rows, neurons.dtype), neurons))
@@ -158,7 +158,7 @@ class Rotation(nn.Module):
 
     def _matrices_in_training(self, x: Tensor) -> Float[Tensor, "..."]:
         with _numerics.autocast_disabled(x), self.layer_named_in_errors():
-            return self.dropped_out(self.method(_numerics.widen_parameter(self.parameter)))
+            return self.dropped_out(self.method.matrix(_numerics.widen_parameter(self.parameter)))
 
     def _experts_side_by_side(self, weight: Float[Tensor, "..."]) -> Float[Tensor, "rows size"]:
         """Return the rows that `layout` rotates: the neurons, or in one row the i-th neurons of all experts.
@@ -276,7 +276,7 @@ class Rotation(nn.Module):
 
     def matrices(self) -> Float[Tensor, "*blocks b b"]:
         """Return the active matrices: (d, d), or one per block and factor."""
-        return self.method(self.parameter.detach())
+        return self.method.matrix(self.parameter.detach())
 
     def degrees_of_freedom(self) -> int:
         """Return the dimension of the set of all R that training can reach, summed over trained parameter sets."""

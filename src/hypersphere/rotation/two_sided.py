@@ -142,7 +142,7 @@ class TwoSidedRotation(nn.Module):
     @staticmethod
     def _matrices(rotation: Rotation, widen: Callable[[Tensor], Tensor]) -> Tensor:
         with rotation.layer_named_in_errors():
-            return rotation.method(widen(rotation.parameter))
+            return rotation.method.matrix(widen(rotation.parameter))
 
     def in_order_of_blocks(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Return a weight with its rows and columns in the order of the blocks."""
