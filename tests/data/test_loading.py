@@ -282,6 +282,8 @@ def test_batches_reject_invalid_arguments():
         Batches(torch.zeros(3, 1), torch.zeros(2), 1)
     with pytest.raises(ValueError, match="batch_size must be"):
         Batches(torch.zeros(3, 1), torch.zeros(3), 0)
+    with pytest.raises(ValueError, match=r"generator must be a torch\.Generator or None, not 0"):
+        Batches(torch.zeros(3, 1), torch.zeros(3), 1, 0)
     images = torch.full((2, 1, 2, 2), 255, dtype=torch.uint8)
     assert next(iter(Batches(images, torch.zeros(2), 2)))[0].max() == 1.0
 

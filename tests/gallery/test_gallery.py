@@ -94,6 +94,30 @@ def test_search_in_int8_is_exact_if_rounded_queries_cannot_separate_scores():
     assert several.scores[-1].tolist() == [0.0] * 10
 
 
+@pytest.mark.usefixtures("int8_instruction")
+@pytest.mark.parametrize("dim", [1, 140_000])
+def test_search_in_int8_finds_the_best_of_very_short_and_very_long_rows(dim):
+    """Products of int8 numbers are wrong for one column, and overflow for very many."""
+    embeddings = random_matrix(60, dim)
+    embeddings[:50] = -np.abs(embeddings[:50])
+    embeddings[55] = 1
+    matches = gallery_of(embeddings, "int8").search(np.ones((6, dim)), 1)
+    assert matches.scores.numpy() == pytest.approx(np.ones((6, 1)), abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_search_does_not_depend_on_the_default_dtype(dtype):
+    embeddings, x = random_matrix(40, 6), random_matrix(9, 6, seed=1)
+    expected = gallery_of(embeddings, dtype).search(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        matches = gallery_of(embeddings, dtype).search(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(matches.scores, expected.scores)
+    assert torch.equal(matches.entries, expected.entries)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries", [1, 9])
 def test_search_orders_copies_by_enrolment(dtype, queries):

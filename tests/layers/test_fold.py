@@ -94,6 +94,13 @@ def test_fold_operator_refuses_to_change_a_tied_weight(layers):
     assert any(isinstance(layer, DecoupledLinear) for layer in model.values())
 
 
+def test_fold_operator_refuses_weights_that_share_their_memory():
+    first, second = linear(1.0), linear(2.0)
+    second.weight.data = first.weight.data
+    with pytest.raises(ValueError, match=r"^layer '0' must not share its weight, but it shares it with '1'"):
+        fold_operator_(nn.Sequential(first, second))
+
+
 @pytest.mark.parametrize(
     "layers",
     [

@@ -601,6 +601,21 @@ def test_trainer_saves_when_validation_by_steps_stops_early(tmp_path):
     assert again.progress.step == 6
 
 
+@pytest.mark.parametrize(("every", "unit", "last"), [(2, "epochs", 10), (3, "steps", 6)])
+def test_trainer_extends_a_run_whose_last_validation_was_extra(tmp_path, every, unit, last):
+    """One epoch has five steps. The validation at the end of training does not count against the patience."""
+    validation = {"best": "accuracy", "patience": 1, "every": every, "every_unit": unit}
+    one = trainer(tmp_path, {"epochs": 1, "validation": validation})
+    one.experiment.validation = scripted([0.5, 0.5])
+    assert one.train()
+    assert one.progress.step == 5
+    again = trainer(tmp_path, {"epochs": 9, "validation": validation})
+    again.resume()
+    again.experiment.validation = scripted([0.4])
+    assert again.train()
+    assert again.progress.step == last  # the next validation of the schedule
+
+
 def test_trainer_rejects_an_unknown_metric(tmp_path):
     with pytest.raises(ValueError, match=r"validation\.best must be one of loss, accuracy, top5, not 'acuracy'"):
         trainer(tmp_path, {"validation": {"best": "acuracy"}}).train()

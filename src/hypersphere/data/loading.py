@@ -204,6 +204,8 @@ class Batches(Loader):
     ) -> None:
         require(len(inputs) > 0, "inputs", "at least one input", 0)
         require(len(inputs) == len(labels), "labels", f"one label for each of the {len(inputs)} inputs", len(labels))
+        accepted = generator is None or isinstance(generator, torch.Generator)
+        require(accepted, "generator", "a torch.Generator or None", generator)
         positions = torch.arange(len(inputs))
         sampler = Sequential(positions) if generator is None else Shuffled(positions)
         sampler.generator = generator or sampler.generator

@@ -190,7 +190,7 @@ class Rows:
 
     def gather(self, entries: Int64[Tensor, " entries"]) -> Float[Tensor, "entries dim"]:
         """Return the rows with these numbers in float32."""
-        result = torch.empty(len(entries), self.dim)
+        result = torch.empty(len(entries), self.dim, dtype=torch.float32)
         # Sort the numbers, so that the entries of each block are consecutive.
         numbers, order = entries.sort()
         bounds = torch.searchsorted(numbers, torch.arange(len(self.blocks) + 1) * BLOCK_ROWS).tolist()

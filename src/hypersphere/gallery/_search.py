@@ -141,7 +141,9 @@ def _multiply(rows: Rows, x: Tensor) -> Callable[[Any], Tensor]:
     """Return a function that multiplies the queries with a block in float32. It reuses its memory in each call."""
     queries = x.float()
     height = min(BLOCK_ROWS, len(rows))
-    scores, buffer = torch.empty(len(x) * height), torch.empty(height, rows.dim)
+    # Explicit dtypes: the default of torch may be another one.
+    scores = torch.empty(len(x) * height, dtype=torch.float32)
+    buffer = torch.empty(height, rows.dim, dtype=torch.float32)
 
     def kernel(block: dict[str, Tensor]) -> Tensor:
         count = len(next(iter(block.values())))
@@ -196,10 +198,13 @@ def _many_queries(rows: Rows, x: Tensor) -> _CoarsePass | None:
     product, has_instruction = getattr(torch, "_int_mm", None), getattr(torch.cpu, "_is_vnni_supported", None)
     if product is None or has_instruction is None or not has_instruction():
         return None
+    # torch returns wrong products of one column. A sum of more products of 127·127 than this would overflow int32.
+    if not 2 <= rows.dim <= (2**31 - 1) // 127**2:
+        return None
     steps = x.abs().amax(1, keepdim=True) / 127
     levels = (x / steps).nan_to_num_(0.0).round_()  # 0/0 for a zero query
     queries = levels.to(torch.int8)
-    scores = torch.empty(len(x) * min(BLOCK_ROWS, len(rows)))
+    scores = torch.empty(len(x) * min(BLOCK_ROWS, len(rows)), dtype=torch.float32)
 
     def kernel(block: dict[str, Tensor]) -> Tensor:
         values = block["values"]

@@ -52,14 +52,18 @@ def _require_consistent_ties(model: nn.Module, folded: dict[nn.Module, Tensor]) 
             return parameter
         return folded[module] if name == "weight" and module in folded else parameter
 
-    users: dict[nn.Parameter, list[tuple[str, nn.Module, str]]] = {}
+    # Parameters are shared if they are the same object, or different objects with the same memory.
+    users: dict[tuple[int, ...], list[tuple[str, nn.Module, str]]] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                users.setdefault(parameter, []).append((path, module, name))
-    for parameter, (first, *others) in users.items():
+                users.setdefault((parameter.data_ptr(), *parameter.shape), []).append((path, module, name))
+    for first, *others in users.values():
         for other in others:
-            values = [value_after_folding(module, name, parameter.detach()) for _, module, name in (first, other)]
+            values = [
+                value_after_folding(module, name, cast(Tensor, module._parameters[name]).detach())
+                for _, module, name in (first, other)
+            ]
             if not torch.equal(*values):
                 raise ValueError(
                     f"layer {first[0]!r} must not share its weight, but it shares it with {other[0]!r}, "

@@ -65,6 +65,9 @@ Format = Literal["hypersphere", "peft"]
 def save_adapter(model: nn.Module, folder: str | PathLike[str], *, format: Format = "hypersphere") -> None:
     """Write the rotations of a model, without its weights.
 
+    Other parameters that were trained, such as biases or an output layer, are not part of an adapter: save them next to
+    it, or freeze them before training.
+
     The format "hypersphere" keeps everything: `adapter_model.safetensors` has the free parameters of the active set and
     a sample of every frozen weight, by which `load_adapter` recognises another base model. `adapter.json` has the
     methods and layouts.

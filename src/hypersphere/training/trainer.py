@@ -249,9 +249,19 @@ class Trainer:
         improved = is_better(metric, line[metric], self.best["value"])
         if improved:
             self.best = {"value": line[metric], "step": self.progress.step, "bad": 0}
-        else:
+        elif self._is_scheduled():
             self.best = {**self.best, "bad": self.best["bad"] + 1}
         return improved
+
+    def _is_scheduled(self) -> bool:
+        """Return False for the validation at the end of training if a longer run would not have it.
+
+        It does not count against `patience`: a run that is extended continues as the longer run would.
+        """
+        chosen = self.config.validation
+        if chosen.every_unit == "steps":
+            return self.progress.step % chosen.every == 0
+        return self.progress.step % (chosen.every * self.experiment.steps_per_epoch) == 0
 
     def _is_patient(self) -> bool:
         patience = self.config.validation.patience
