@@ -136,11 +136,7 @@ class Job:
 
     def _block_products(self) -> float:
         """Return the number of products in a block of classes."""
-        size = min(
-            fused_loss._WEIGHT_ENTRIES_PER_BLOCK // self.dim, fused_loss._PRODUCTS_PER_BLOCK // self.global_batch
-        )
-        size = max(1, size)
-        return self.global_batch * (self.rows_in_use if self.rows_in_use <= 2 * size else size)
+        return self.global_batch * fused_loss.classes_per_block(int(self.rows_in_use), self.dim, self.global_batch)
 
     @property
     def traffic(self) -> float:

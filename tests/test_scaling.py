@@ -53,7 +53,7 @@ def test_job_memory_is_the_size_of_the_tensors(job):
 @pytest.mark.parametrize("limit", [2**26, 2**18])
 def test_job_knows_which_products_are_saved(monkeypatch, limit):
     monkeypatch.setattr(fused_loss, "_SAVED_PRODUCTS", limit)
-    job = Job(40_000, 1, dim=64, batch=8)
+    job = Job(140_000, 1, dim=64, batch=8)
     *_, products = train(job, steps=1)
     saved = sum(map(size, products))
     assert saved == (4 * job.products if job.saves_products else 0)

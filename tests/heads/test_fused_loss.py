@@ -31,6 +31,7 @@ FIELDS = ("others", "weighted_sum", "target", "feature_norm", "target_norm", "ta
 @pytest.fixture(params=["one block", "many blocks", "computed again"])
 def blocks(request, monkeypatch):
     if request.param != "one block":
+        monkeypatch.setattr(fused_loss, "_WEIGHT_ENTRIES_OF_ONE_BLOCK", 0)
         monkeypatch.setattr(fused_loss, "_WEIGHT_ENTRIES_PER_BLOCK", 6 * 7)  # seven classes per block
     if request.param == "computed again":
         monkeypatch.setattr(fused_loss, "_SAVED_PRODUCTS", 0)
@@ -169,6 +170,7 @@ def test_class_reduction_log_sum_exp_of_the_excluded_target_alone_is_minus_infin
 
 def test_class_terms_memory_does_not_grow_with_the_number_of_classes(monkeypatch):
     monkeypatch.setattr(fused_loss, "_SAVED_PRODUCTS", 0)
+    monkeypatch.setattr(fused_loss, "_WEIGHT_ENTRIES_OF_ONE_BLOCK", 0)
     monkeypatch.setattr(fused_loss, "_WEIGHT_ENTRIES_PER_BLOCK", 2**12)
     x, y = torch.randn(64, 4, requires_grad=True), torch.randint(50_000, (64,))
     w = torch.randn(50_000, 4, requires_grad=True)

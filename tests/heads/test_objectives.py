@@ -159,6 +159,7 @@ def test_head_with_many_classes_and_centers_is_computed_in_blocks(monkeypatch):
         whole = torch.autograd.grad(head(x, y), parameters)
         for saved in (2**26, 0):
             with monkeypatch.context() as patch:
+                patch.setattr(hs.heads.fused_loss, "_WEIGHT_ENTRIES_OF_ONE_BLOCK", 0)
                 patch.setattr(hs.heads.fused_loss, "_WEIGHT_ENTRIES_PER_BLOCK", 12 * DIM)
                 patch.setattr(hs.heads.fused_loss, "_SAVED_PRODUCTS", saved)
                 torch.testing.assert_close(torch.autograd.grad(head(x, y), parameters), whole)

@@ -32,8 +32,8 @@ the features, so one matrix product per block gives both, and φ′(c) = 1/(2(1�
 **Centres.** A class may have K vectors, the rows jK to jK + K − 1 of w. Its product z_bj is the largest of theirs, and
 D_bj belongs to the row that has it; the other K − 1 rows get zero. Everything else is unchanged.
 
-**Memory.** A block of class vectors fits into the cache, where its norms, products, exponentials and gradient are
-computed. All products are saved for the backward pass if there are at most 2²⁶ of them (256 MB in float32). If there
+**Memory.** Many classes are cut into blocks. A block of class vectors fits into the cache, where its norms, products,
+exponentials and gradient are computed. All products are saved for the backward pass if there are at most 2²⁶ of them (256 MB in float32). If there
 are more, backward computes them again, and memory beyond the weight and its gradient does not grow with the number of
 classes. If there is only one block, the exponentials exp(f − others) and 1/(1−c) are saved as well.
 
@@ -68,6 +68,7 @@ __all__ = [
     "SampleWeights",
     "ScoreRule",
     "class_terms",
+    "classes_per_block",
     "reduce_samples",
     "reference_terms",
     "safe_divisor",
@@ -77,6 +78,10 @@ __all__ = [
 
 _WEIGHT_ENTRIES_PER_BLOCK = 2**20  # 4 MB of class vectors in float32, which stay in the cache
 _PRODUCTS_PER_BLOCK = 2**22  # 16 MB of products in float32, for large batches of short features
+# Up to 32 MB of class vectors and of products are one block: there, larger matrix products and fewer operations save
+# more time than reading class vectors from the cache.
+_WEIGHT_ENTRIES_OF_ONE_BLOCK = 2**23
+_PRODUCTS_OF_ONE_BLOCK = 2**23
 _SAVED_PRODUCTS = 2**26  # 256 MB in float32
 _ENERGY = PairPotential(Riesz(2))
 
@@ -393,13 +398,27 @@ class _Block(NamedTuple):
         return part, derivatives
 
 
+def classes_per_block(num_classes: int, dim: int, left_rows: int, centers: int = 1) -> int:
+    """Return how many classes are computed together, all of them if they are few.
+
+    Args:
+        num_classes: C.
+        dim: d, the dimension of the features.
+        left_rows: rows of the left factor of the products: the batch size, or twice that with an energy.
+        centers: K, the number of class vectors per class.
+    """
+    rows = num_classes * centers
+    if rows * dim <= _WEIGHT_ENTRIES_OF_ONE_BLOCK and left_rows * rows <= _PRODUCTS_OF_ONE_BLOCK:
+        return num_classes
+    return max(1, min(_WEIGHT_ENTRIES_PER_BLOCK // dim, _PRODUCTS_PER_BLOCK // left_rows) // centers)
+
+
 def _blocks(labels: Tensor, w: Tensor, left_rows: int, rule: ScoreRule) -> list[_Block]:
     """Cut the classes into blocks whose class vectors and products fit into the cache."""
-    num_classes, dim = w.shape[0] // rule.centers, w.shape[1]
-    size = max(1, min(_WEIGHT_ENTRIES_PER_BLOCK // dim, _PRODUCTS_PER_BLOCK // left_rows) // rule.centers)
+    num_classes = w.shape[0] // rule.centers
+    size = classes_per_block(num_classes, w.shape[1], left_rows, rule.centers)
     column = labels.unsqueeze(1)
-    # One block holds up to twice as many classes. Two small products are slower than one of twice the size.
-    if num_classes <= 2 * size:
+    if size >= num_classes:
         if rule.targets_present:
             return [_Block(None, column, None, None)]
         return [_Block(None, column.clamp_min(0), column >= 0, None)]
@@ -708,9 +727,10 @@ def _blocked_backward(
             inverse = block.select_rows(saved.norms).reciprocal()
             grad_products.mul_(inverse)
             if grad_w is not None:
-                # (Σ_b D·x − a·ŵ)/‖w‖: write a/‖w‖²·w first; the product subtracts it while it adds Σ_b (D/‖w‖)·x.
+                # (Σ_b D·x − a·ŵ)/‖w‖ = Σ_b (D/‖w‖)·x − a/‖w‖²·w
                 along = radial.sum(0).mul_(inverse).mul_(inverse).unsqueeze(1)
-                torch.mul(w_block, along, out=block.select_rows(grad_w)).addmm_(grad_products.mT, left, beta=-1)
+                grad_w_block = torch.mm(grad_products.mT, left, out=block.select_rows(grad_w))
+                grad_w_block.addcmul_(w_block, along, value=-1)
             del radial  # free its memory before the next block needs as much
         # Σ_j (D/‖w‖)·w, the gradient of the left factor.
         if needs_x or rule.needs_energy:
