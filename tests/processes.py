@@ -29,7 +29,6 @@ PRELOADED = [
     "hypersphere.training.trainer",
     "hypersphere.cli.train",
     "hypersphere.cli.training",
-    "sklearn.datasets",
     "pytest",
 ]
 

@@ -143,7 +143,7 @@ def test_train_with_a_sharded_head_equals_one_process(tmp_path, train, run_group
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds a worker through /proc")
 def test_train_restarted_worker_gives_the_results_of_one_process(tmp_path, train):
     words = [
-        *SPREAD, "--epochs=30", "--regularizers=mhe", "--head.label_smoothing=0.1",
+        *SPREAD, "--epochs=12", "--regularizers=mhe", "--head.label_smoothing=0.1",
         "--head.class_weights=[1,2,1,1,1,1,1,1,1,0.5]",
     ]  # fmt: skip
     assert train("--out", tmp_path / "alone", *words)[0] == 0
@@ -164,7 +164,7 @@ def test_train_restarted_worker_gives_the_results_of_one_process(tmp_path, train
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds workers through /proc")
 def test_train_interrupt_of_all_processes_saves_and_resumes_exactly(tmp_path, run_group):
     """With BatchNorm, for which each process needs at least two rows."""
-    words = [*SPREAD, "--model.norm=batch", "--augment.shift.pixels=1", "--epochs=60", "--resume=auto"]
+    words = [*SPREAD, "--model.norm=batch", "--augment.shift.pixels=1", "--epochs=25", "--resume=auto"]
     run_group("--out", tmp_path / "whole", *words)
     out = tmp_path / "parts"
     launched = [*TORCHRUN, "-m", "hypersphere", "train", "--out", str(out), *words]
@@ -179,7 +179,7 @@ def test_train_interrupt_of_all_processes_saves_and_resumes_exactly(tmp_path, ru
     (reached,) = steps_in(out)[-1:]
     assert f"hypersphere: interrupted; step {reached} is saved in {out}" in errors
     printed = run_group("--out", out, *words)
-    assert f"resuming from step {reached} of 180" in printed
+    assert f"resuming from step {reached} of 75" in printed
     expected = weights(tmp_path / "whole")
     assert all(torch.equal(value, expected[key]) for key, value in weights(out).items())
     keys = ("epoch", "step", "loss", "accuracy", "energy")

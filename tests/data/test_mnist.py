@@ -145,6 +145,15 @@ def test_digits_split_is_fixed_stratified_and_complete():
     assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, source.tolist()))
 
 
+def test_digits_without_the_file_of_scikit_learn_come_from_its_loader(monkeypatch):
+    pytest.importorskip("sklearn.datasets")
+    expected = digits("test")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = digits("test")
+    assert torch.equal(found.images, expected.images)
+    assert torch.equal(found.labels, expected.labels)
+
+
 def test_digits_keeps_all_grey_levels_distinct():
     pytest.importorskip("sklearn")
     assert len(digits().images.unique()) == 17

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import struct
 from collections.abc import Sequence
@@ -106,14 +107,27 @@ def digits(split: str = "train", root: str | Path | None = None) -> LabelledImag
         LabelledImages(500 images 1x8x8, 10 classes)
     """
     require_choice("split", split, FILES)
-    source = require_package("sklearn.datasets", "scikit-learn", "eval").load_digits()
-    labels = np.asarray(source.target, dtype=np.int64)
+    table = _digits_table()
+    labels = table[:, 64].astype(np.int64)
     is_test = np.zeros(len(labels), dtype=bool)
     for label in range(10):
         is_test[np.flatnonzero(labels == label)[-DIGITS_TEST_PER_CLASS:]] = True
     in_split = is_test if split == "test" else ~is_test
-    images = np.rint(np.asarray(source.images)[in_split] * (255 / 16)).astype(np.uint8)
+    images = np.rint(table[in_split, :64] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)
     return LabelledImages(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels[in_split]), DIGIT_CLASSES)
+
+
+def _digits_table() -> np.ndarray:
+    """Return one row per image of scikit-learn: its 64 grey values and its label.
+
+    The file is read without importing scikit-learn, which takes longer than importing torch.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    path = Path(spec.origin if spec is not None and spec.origin else "").parent / "datasets" / "data" / "digits.csv.gz"
+    if path.is_file():
+        return np.loadtxt(path, delimiter=",")
+    source = require_package("sklearn.datasets", "scikit-learn", "eval").load_digits()
+    return np.column_stack([source.data, source.target])
 
 
 def _read_split(
