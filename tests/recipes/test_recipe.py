@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from hypersphere.recipes import RECIPES, SCALES, Outcome, Recipe, Row, find_recipe
+from hypersphere.recipes import RECIPES, SCALES, Outcome, Recipe, Row, find_recipe, source_entries
 
 
 def recipe(*rows, base=None, scales=None, **options):
@@ -99,6 +99,12 @@ def test_find_recipe_by_name_and_by_id():
         find_recipe("energy-widht")
     with pytest.raises(ValueError, match="or a table or figure that one of them covers, not 'T99'"):
         find_recipe("T99")
+
+
+@pytest.mark.parametrize(("of_thesis", "of_paper"), [("T7.6", "O-T2"), ("T7.10", "O-T8"), ("t7.11", "O-T9")])
+def test_find_recipe_by_a_table_that_thesis_and_paper_print(of_thesis, of_paper):
+    assert of_thesis.upper() in source_entries()[of_paper].same_as
+    assert find_recipe(of_thesis) is find_recipe(of_paper)
 
 
 def test_description_is_plain_data():

@@ -39,6 +39,9 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: replace(recipe, part=part) for part, package in _PACKAGES.items() for recipe in package.RECIPES
 }
 
+# Tables of chapter 7 that the paper on orthogonal training prints as well. The recipes cover those of the paper.
+_PAPER_TABLES = {"T7.6": "O-T2", "T7.9": "O-T7", "T7.10": "O-T8", "T7.11": "O-T9", "T7.12": "O-T9"}
+
 
 def find_recipe(name: str) -> Recipe:
     """Return a recipe by its name, or by a table or figure that it covers, such as "T6.1".
@@ -48,8 +51,9 @@ def find_recipe(name: str) -> Recipe:
     """
     if name in RECIPES:
         return RECIPES[name]
+    identifier = _PAPER_TABLES.get(name.upper(), name).lower()
     for recipe in RECIPES.values():
-        if name.lower() in (one.lower() for one in recipe.covers):
+        if identifier in (one.lower() for one in recipe.covers):
             return recipe
     covered = sorted({one for recipe in RECIPES.values() for one in recipe.covers})
     near = nearest_name(name, [*RECIPES, *covered])
