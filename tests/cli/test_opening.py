@@ -190,6 +190,15 @@ def test_commands_leave_out_broken_files_if_the_run_skips_them(photos, succeeds,
     succeeds("report", run.folder)
 
 
+def test_landscape_leaves_out_broken_files_if_the_run_skips_them(photos, succeeds, tmp_path):
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    split = {"name": "image_folder", "path": str(folder), "size": 8, "split": "sample", "held_out": 0.3}
+    held_out = build_experiment(Config.of({"data": split})).data.validation
+    (folder / held_out.name(1)).write_text("no image")
+    run = train(tmp_path / "run", data=split, broken_files="skip", epochs=1)
+    succeeds("report", run.folder, "--landscape")
+
+
 @pytest.mark.parametrize("name", ["evaluate", "embed", "attack", "report", "inspect"])
 def test_commands_accept_a_device(name, plain, succeeds, fails, monkeypatch, tmp_path):
     more = {"embed": ["--out", "e.npy"], "report": ["--out", "r.html"], "evaluate": ["--bootstrap", 0]}

@@ -284,6 +284,12 @@ def test_batches_reject_invalid_arguments():
         Batches(torch.zeros(3, 1), torch.zeros(3), 0)
     with pytest.raises(ValueError, match=r"generator must be a torch\.Generator or None, not 0"):
         Batches(torch.zeros(3, 1), torch.zeros(3), 1, 0)
+
+
+@pytest.mark.parametrize("state", [{}, {"samples": 3, "batch_size": 1}, None])
+def test_batches_refuse_an_incomplete_state(state):
+    with pytest.raises(ValueError, match="state must be the result of `state_dict`, with samples, batch_size, done,"):
+        Batches(torch.zeros(3, 1), torch.zeros(3), 1).load_state_dict(state)
     images = torch.full((2, 1, 2, 2), 255, dtype=torch.uint8)
     assert next(iter(Batches(images, torch.zeros(2), 2)))[0].max() == 1.0
 

@@ -1,6 +1,8 @@
+import copy
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -830,3 +832,22 @@ def test_binary_gallery_rejects_zero_vectors():
     with pytest.raises(ValueError, match="embeddings must not be zero in a binary gallery, but row 1 is"):
         gallery.enroll(["a", "b"], [[1.0, 0.0, 0.0, 0.0], [0.0] * 4])
     assert len(gallery) == 0
+
+
+# --- copies
+
+
+@pytest.mark.parametrize("index", ["exact", "hnsw"])
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda gallery: pickle.loads(pickle.dumps(gallery))])
+def test_copy_of_a_gallery_is_independent(index, duplicate):
+    if index != "exact":
+        pytest.importorskip("faiss")
+    embeddings, x = random_matrix(1_500, 4), random_matrix(3, 4, seed=1)
+    gallery = gallery_of(embeddings, "int8", index)
+    expected = gallery.search(x, 2).names
+    other = duplicate(gallery)
+    assert other.search(x, 2).names == expected
+    other.enroll(["new"] * 3, x)
+    gallery.enroll(["old"] * 3, x)
+    assert {name for name, _ in other.search(x, 2).names} == {"new"}
+    assert {name for name, _ in gallery.search(x, 2).names} == {"old"}

@@ -57,7 +57,8 @@ def test_check_experiment_requires_two_held_out_classes_for_verification():
         ),
         (
             {"validation": {"best": "loss", "every_unit": "steps", "protocols": [{"name": "identification"}]}},
-            "validation.best must be one of identification.rank1, identification.rank5, not 'loss'",
+            r"validation.best must be one of identification.rank1, identification.rank5 "
+            r"\(and loss, if validation.every_unit is epochs\), not 'loss'",
         ),
         (
             {"schedule": {"name": "plateau", "metric": "recall1"}, "validation": {"protocols": ["retrieval"]}},

@@ -144,6 +144,7 @@ class Loader:
 
         The next iteration is empty if the state was saved after the last batch but before the end of the iteration.
         """
+        _require_state(state)
         saved = {key: state[key] for key in ("samples", "batch_size")}
         expected = {"samples": len(self.sampler), "batch_size": self.batch_size}
         require(saved == expected, "state", f"a state of the same data, with {expected}", saved)
@@ -225,10 +226,17 @@ class Batches(Loader):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration yield the remaining batches of the saved epoch, or a new epoch if none was running."""
+        _require_state(state)
         saved, expected = {"shuffled": state["order"] is not None}, {"shuffled": self._shuffled}
         require(saved == expected, "state", f"a state of batches with {expected}", saved)
         unused = self.generator.get_state()  # without shuffling
         super().load_state_dict(state if self._shuffled else {**state, "order": unused, "generator": unused})
+
+
+def _require_state(state: Mapping[str, Any]) -> None:
+    keys = ("samples", "batch_size", "done", "order", "generator")
+    complete = isinstance(state, Mapping) and all(key in state for key in keys)
+    require(complete, "state", f"the result of `state_dict`, with {', '.join(keys)}", state)
 
 
 def batch_sizes(count: int, size: int) -> list[int]:

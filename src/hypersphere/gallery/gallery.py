@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -160,6 +161,18 @@ class Gallery:
             [],
             None if self._approximate is None else torch.empty(0, dtype=torch.int64),
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has its own lock, and builds an approximate index again at its first search.
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_approximate")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()
+        self._approximate = None if self.index == "exact" else ApproximateIndex(self.index, self.dim)
+
+    def __copy__(self) -> Gallery:
+        return copy.deepcopy(self)  # two galleries must not write to the same rows
 
     def __len__(self) -> int:
         return len(self._entries.rows)

@@ -33,9 +33,10 @@ the features, so one matrix product per block gives both, and φ′(c) = 1/(2(1�
 D_bj belongs to the row that has it; the other K − 1 rows get zero. Everything else is unchanged.
 
 **Memory.** Many classes are cut into blocks. A block of class vectors fits into the cache, where its norms, products,
-exponentials and gradient are computed. All products are saved for the backward pass if there are at most 2²⁶ of them (256 MB in float32). If there
-are more, backward computes them again, and memory beyond the weight and its gradient does not grow with the number of
-classes. If there is only one block, the exponentials exp(f − others) and 1/(1−c) are saved as well.
+exponentials and gradient are computed. All products are saved for the backward pass if there are at most 2²⁶ of them
+(256 MB in float32). If there are more, backward computes them again, and memory beyond the weight and its gradient does
+not grow with the number of classes. If there is only one block, the exponentials exp(f − others) and 1/(1−c) are saved
+as well.
 
 **Small problems.** With 1,000 classes, the overhead of each PyTorch operation is as important as its arithmetic. That
 is why steps that do nothing for a single block (slices, masks, sums over blocks) are skipped.

@@ -342,6 +342,9 @@ def _observe(
         handles = [layer.register_forward_hook(remember(key), with_kwargs=True) for key, layer in layers.items()]
         with evaluation_mode(model):
             model(*calibration if isinstance(calibration, tuple) else (calibration,))
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"calibration must be an input of the model, which fails with it: {reason}") from error
     finally:
         for handle in handles:
             handle.remove()

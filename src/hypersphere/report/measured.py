@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import energy, evaluation, heads
+from hypersphere.data import BrokenSample
 from hypersphere.layers import DecoupledLayer
 from hypersphere.report.runs import RunResult
 
@@ -88,9 +89,15 @@ def _learned_parameters(body: nn.Module) -> dict[str, Any]:
 def _landscape(experiment: Any) -> evaluation.Landscape:
     """Return the loss and error of the first test examples on a small grid around the weights of the network."""
     source, head = experiment.data.validation, experiment.head
-    count = min(len(source), LANDSCAPE_EXAMPLES)
-    inputs = torch.stack([source[index] for index in range(count)]).to(experiment.device)
-    labels = source.labels[:count].to(experiment.device)
+    rows, examples = [], []
+    for index in range(min(len(source), LANDSCAPE_EXAMPLES)):
+        try:
+            examples.append(source[index])
+            rows.append(index)
+        except BrokenSample:
+            if experiment.config.broken_files != "skip":
+                raise
+    inputs, labels = torch.stack(examples).to(experiment.device), source.labels[rows].to(experiment.device)
 
     def measure() -> dict[str, Tensor]:
         features = experiment.objective.features(inputs)

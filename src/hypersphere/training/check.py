@@ -58,13 +58,15 @@ def check_experiment(experiment: Experiment, *, on_message: Callable[[str], None
 def _check_validation(experiment: Experiment) -> None:
     """Check what would otherwise fail at the first validation: the metrics that settings name, and the classes."""
     config, schedule = experiment.config, experiment.scheduler.schedule
+    by_epochs = config.validation.every_unit == "epochs"
     # Only the line of a complete epoch has a loss.
-    names = ["loss"] * (config.validation.every_unit == "epochs") + experiment.validation.metric_names()
+    names = ["loss"] * by_epochs + experiment.validation.metric_names()
     metrics = {"validation.best": config.validation.best}
     metrics |= {"schedule.metric": schedule.metric} if isinstance(schedule, Plateau) else {}
     for setting, metric in metrics.items():
         fits = metric is None or metric in names or f"{metric.rpartition('.')[0]}.*" in names
-        require(fits, setting, f"one of {', '.join(names)}", metric)
+        reason = "" if by_epochs else " (and loss, if validation.every_unit is epochs)"
+        require(fits, setting, f"one of {', '.join(names)}{reason}", metric)
     for name, protocol, split in experiment.validation.protocols():
         if isinstance(protocol, VerificationProtocol):
             assert split.validation is not None
