@@ -469,9 +469,7 @@ def test_convert_refuses_unusable_scales():
     with pytest.raises(ValueError, match=r"^scale must be None for .*, which has no alpha, not 'keep'$"):
         convert_(model, magnitude=lambda w, x: x, scale="keep", calibration=images())
     assert type(model[0]) is nn.Conv2d
-    with pytest.raises(
-        ValueError, match=r"^calibration must be an input of the model, which fails with it: .*chan"
-    ):
+    with pytest.raises(ValueError, match=r"^calibration must be an input of the model, which fails with it: .*chan"):
         convert_(model, scale="keep", calibration=images()[:, :2])
     assert type(model[0]) is nn.Conv2d
     with pytest.raises(ValueError, match=r"^the calibration input does not reach layer 'unused'$"):
