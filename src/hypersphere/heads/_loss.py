@@ -32,7 +32,7 @@ from hypersphere.heads.target_score import NormalizedGradient, TargetMargin, sco
 if TYPE_CHECKING:
     from hypersphere.heads.head import AngularHead
 
-__all__ = ["Batch", "BatchLoss", "batch_loss", "batch_negatives", "ramp_strength", "target_scores"]
+__all__ = ["Batch", "BatchLoss", "TargetTerms", "batch_loss", "batch_negatives", "ramp_strength", "target_scores"]
 
 
 class Batch(NamedTuple):
@@ -82,8 +82,8 @@ def batch_loss(
     samples = SampleWeights.of(counted, batch.x.dtype)
     state = _with_norm_statistics(head, responses, state, terms.feature_norm, samples)
     # Step 2: the target scores.
-    norms = terms.feature_norm, terms.target_norm
-    score = target_scores(head, responses, batch, state, terms.target, *norms, terms.target_direction)
+    target = TargetTerms(terms.target, terms.feature_norm, terms.target_norm, terms.target_direction)
+    score = target_scores(head, responses, batch, state, target)
     if head.bias is not None:
         # `target_bias` is None if all classes share one bias.
         score = score + (head.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
@@ -186,15 +186,17 @@ def _with_norm_statistics(
 # Step 2: the target scores -------------------------------------------------------------------------------------------
 
 
+class TargetTerms(NamedTuple):
+    """What the target scores are computed from."""
+
+    z: Tensor  # (B,) z_y of `fused_loss`: the products h·cos θ if all scores are products, else the cosines
+    x_norm: Tensor | None  # (B,) ‖x‖, or None if the score does not depend on it
+    w_norm: Tensor | None  # (B,) ‖w_y‖, or None if the score does not depend on it
+    w_hat: Tensor | None  # (B, d) ŵ_y without gradient, for the normalized gradient
+
+
 def target_scores(
-    head: AngularHead,
-    responses: Responses,
-    batch: Batch,
-    state: HeadState,
-    z: Tensor,
-    x_norm: Tensor | None,
-    w_norm: Tensor | None,
-    w_hat: Tensor | None,
+    head: AngularHead, responses: Responses, batch: Batch, state: HeadState, target: TargetTerms
 ) -> Tensor:
     """Return the target scores h·ψ(θ), (B,).
 
@@ -203,11 +205,9 @@ def target_scores(
         responses: its g and ψ.
         batch: the samples.
         state: the step of the schedules, and the statistics that the margin or the radius depends on.
-        z: (B,) z_y of `fused_loss`: the products h·cos θ if all scores are products, else the cosines.
-        x_norm: (B,) ‖x‖, or None if the score does not depend on it.
-        w_norm: (B,) ‖w_y‖, or None if the score does not depend on it.
-        w_hat: (B, d) ŵ_y without gradient, for the normalized gradient.
+        target: the products with the target class vectors, and the norms and directions that are needed.
     """
+    z, x_norm, w_norm, w_hat = target
     are_products = responses.are_products
     if are_products and responses.margin is None:
         return z  # the scores without margin

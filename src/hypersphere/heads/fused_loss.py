@@ -169,7 +169,7 @@ class ScoreRule(NamedTuple):
     negatives: Negatives | None = None
 
     @property
-    def feature_scale_norm(self) -> float | None:
+    def rescaled_norm(self) -> float | None:
         """The norm to which features are rescaled before they are multiplied with class vectors; None to keep them."""
         return self.radius if self.response is None else 1.0
 
@@ -286,7 +286,7 @@ def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     """Return the terms through a B×C matrix of scores and automatic differentiation."""
     # Products z of all classes; with several centres the largest of each class.
     (w_norm, w_hat), (x_norm, x_hat) = sphere.polar(inputs.w), sphere.polar(inputs.x)
-    features = inputs.x if rule.feature_scale_norm is None else rule.feature_scale_norm * x_hat
+    features = inputs.x if rule.rescaled_norm is None else rule.rescaled_norm * x_hat
     z = features @ (w_hat if rule.unit_class_vectors or rule.response is not None else inputs.w).mT
     winners = None
     w_norm_of_class = w_norm.mT
@@ -446,11 +446,11 @@ class _LeftFactor(NamedTuple):
 def _left_factor(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _LeftFactor:
     """Return the matrix that is multiplied with class vectors, and the norms of its rows."""
     feature_norm, inverse_norm, rescaling, target_vector_norms = None, None, None, None
-    if rule.needs_feature_norm or rule.feature_scale_norm is not None:
+    if rule.needs_feature_norm or rule.rescaled_norm is not None:
         norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
         feature_norm, inverse_norm = norms.squeeze(1), safe_divisor(norms).reciprocal_()
-        if rule.feature_scale_norm is not None:
-            rescaling = inverse_norm if rule.feature_scale_norm == 1 else inverse_norm * rule.feature_scale_norm
+        if rule.rescaled_norm is not None:
+            rescaling = inverse_norm if rule.rescaled_norm == 1 else inverse_norm * rule.rescaled_norm
             x = x * rescaling
     if rule.needs_energy:
         assert rule.targets_present  # a label of −1 has no class vector
@@ -837,7 +837,7 @@ class _BackwardTerms(NamedTuple):
 
     def feature_gradient_(self, grad_x: Tensor, grad_norm: Tensor | None) -> Tensor:
         """Return ∂x from the gradient g with respect to the rescaled features, and from the gradient of ‖x‖."""
-        left, length = self.saved.left, self.rule.feature_scale_norm
+        left, length = self.saved.left, self.rule.rescaled_norm
         if length is not None:
             # Features of length s: ∂x = (s/‖x‖)·(g − (g·x̂)x̂). They are s·x̂, hence the factor 1/s².
             features = left.matrix[: grad_x.shape[0]] if self.rule.needs_energy else left.matrix

@@ -37,7 +37,7 @@ from hypersphere.heads._checks import (
     without_ignored,
 )
 from hypersphere.heads._class_storage import ClassStorage, LocalClasses
-from hypersphere.heads._loss import Batch, batch_loss, batch_negatives, ramp_strength, target_scores
+from hypersphere.heads._loss import Batch, TargetTerms, batch_loss, batch_negatives, ramp_strength, target_scores
 from hypersphere.heads._options import (
     check_combinations,
     check_values,
@@ -342,7 +342,8 @@ class AngularHead(nn.Module):
             z = (scores if responses.are_products else cosines).gather(1, column).squeeze(1)
             rows = column if winners is None else self.num_centers * column + winners.gather(1, column)
             w_norm, w_hat = (t.to(z.dtype) for t in sphere.polar(self.weight[rows.squeeze(1)]))
-            score = target_scores(self, responses, batch, state, z, x_norm, w_norm.squeeze(1), w_hat.detach())
+            target = TargetTerms(z, x_norm, w_norm.squeeze(1), w_hat.detach())
+            score = target_scores(self, responses, batch, state, target)
             logits = scores.scatter(1, column, score.unsqueeze(1))
             logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
             if is_left_out is not None:
