@@ -37,8 +37,9 @@ INTRODUCTION = """# Evidence
 What the experiments of the sources show when they are run with this library. The experiments here are smaller than
 those of the sources: each recipe says how. Where a recipe tunes settings, all its methods have the same number of
 trials on data held out from training, and the plan is part of the recipe; the notes of the others say that nothing is
-tuned. Differences are paired by seed, with a 95 % interval of Student's t. A claim is decided *yes* or *no* if the
-interval does not contain zero, else *not resolved*.
+tuned. A difference is the value of the method that the claim names first minus that of the other. Differences are
+paired by seed, with a 95 % interval of Student's t. A claim is decided *yes* or *no* if the interval does not contain
+zero, else *not resolved*.
 `hypersphere reproduce NAME` runs a recipe again, and `hypersphere report results/NAME` makes its page.
 
 ![The main claims: the difference measured here with its interval, next to that of the source.](assets/evidence.svg)

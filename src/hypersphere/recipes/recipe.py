@@ -133,7 +133,7 @@ class Claim:
     """A statement of the source that the records decide: one row is better than another.
 
     Attributes:
-        text: the statement, as one sentence.
+        text: the statement, as one sentence whose subject is the better row.
         better, than: names of the two rows.
         metric: the metric that is compared; its column says whether higher or lower is better.
         source: the table or figure that makes the statement.

@@ -313,7 +313,7 @@ WIDTH = Recipe(
             "A wide SphereNet is better than a wide CNN.", "SphereNet 128/192/256", "CNN 128/192/256", "error", "F3.3c"
         ),
         Claim(
-            "A very narrow SphereNet is worse than a very narrow CNN.",
+            "A very narrow CNN is better than a very narrow SphereNet.",
             "CNN 16/32/48",
             "SphereNet 16/32/48",
             "error",

@@ -120,7 +120,7 @@ MANY_CLASSES = Recipe(
     tuning=Tuning({}, metric="top5_error", held_out=0.2),
     claims=(
         Claim(
-            "With few dimensions, rotated class vectors are worse than trained ones.",
+            "With few dimensions, trained class vectors are better than rotated ones.",
             "Oracle, ResNet-18A",
             "CLS-OPT, ResNet-18A",
             "top5_error",

@@ -243,7 +243,7 @@ BLOCKS = Recipe(
             )
             for k in (2, 4)
         ),
-        Claim("Eight separate blocks are worse than two.", "PE-OPT (GS), k = 2", "PE-OPT (GS), k = 8", source="T-F.5"),
+        Claim("Two separate blocks are better than eight.", "PE-OPT (GS), k = 2", "PE-OPT (GS), k = 8", source="T-F.5"),
         Claim(
             "Eight separate blocks are better than eight shared ones.",
             "PE-OPT (GS), k = 8",
@@ -251,7 +251,7 @@ BLOCKS = Recipe(
             source="T-F.4",
         ),
         Claim(
-            "Eight shared blocks are worse than plain training.",
+            "Plain training is better than eight shared blocks.",
             "Baseline",
             "PE-OPT (GS), k = 8, shared",
             source="T-F.4",

@@ -116,7 +116,7 @@ CNN = Recipe(
             for name in ("OPT (GS)", "OPT (CP)", "OPT (OGD)", "OPT (OR)")
         ),
         _better("OPT (GS) has a lower error than half-space MHE.", "OPT (GS)", "HS-MHE"),
-        _better("An unconstrained matrix is worse than plain training.", "Baseline", "UPT", source="T7.1"),
+        _better("Plain training has a lower error than an unconstrained matrix.", "Baseline", "UPT", source="T7.1"),
         _better("An orthogonal matrix is better than an unconstrained one.", "OPT (GS)", "UPT", source="T7.1"),
         _better("Fixed neurons are better than trained ones.", "OPT (GS)", "OPT (GS), trained neurons", source="T7.1"),
         _better("Fixed neurons are better also without orthogonality.", "UPT", "UPT, trained neurons", source="T7.1"),

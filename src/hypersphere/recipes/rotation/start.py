@@ -166,7 +166,7 @@ INITIAL_ENERGY = Recipe(
     claims=(
         *(
             Claim(
-                f"A mean of {name}, which raises the initial energy, raises the error.",
+                f"A mean of 0 has a lower error than one of {name}, which raises the initial energy.",
                 "OPT (CP), mean 0",
                 f"OPT (CP), mean {name}",
                 source="T7.2",
