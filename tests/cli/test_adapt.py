@@ -26,6 +26,7 @@ def text(tmp_path):
     return tmp_path / "text.txt"
 
 
+@pytest.mark.filterwarnings("error:the adapter does not store")  # all else is frozen
 def test_adapt_trains_rotations_that_load_into_the_model(model_folder, text, tmp_path, succeeds):
     words = ["--text", text, "--out", tmp_path / "adapter", "--block-size", "4", "--steps", "30", "--lr", "0.01"]
     out = succeeds("adapt", model_folder, *words)

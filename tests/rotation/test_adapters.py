@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import pickle
+import warnings
 
 import numpy
 import pytest
@@ -36,8 +37,8 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def trained(model, *args, size=0.2, **options):
-    """Return a rotated copy of a model with rotations that are not the identity."""
-    model = rotate_(copy.deepcopy(model), *args, **options)
+    """Return a rotated copy of a model, frozen except for its rotations, which are not the identity."""
+    model = rotate_(copy.deepcopy(model).requires_grad_(False), *args, **options)
     perturb_(model, size)
     return model.eval()
 
@@ -274,6 +275,27 @@ def test_save_adapter_refuses_what_is_not_a_rotation_of_frozen_neurons(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+def test_save_adapter_warns_about_other_parameters_that_may_be_trained(tmp_path):
+    model = rotate_(mlp())
+    with pytest.warns(UserWarning, match="the adapter does not store") as caught:
+        save_adapter(model, tmp_path)
+    assert [str(one.message) for one in caught] == [
+        "the adapter does not store parameters that have requires_grad=True, 0.bias, 2.bias, 4.weight and 1 more: "
+        "freeze them before training, or save the state of the model, too"
+    ]
+    assert caught[0].filename == __file__
+    model[0].bias.requires_grad_(False)
+    with pytest.warns(UserWarning, match=r"requires_grad=True, 2\.bias, 4\.weight, 4\.bias: freeze"):
+        save_adapter(model, tmp_path)
+    model.requires_grad_(False)
+    for parameter in rotation_parameters(model):
+        parameter.requires_grad_()
+    use_rotation_set(model, "second")  # the inactive set is another adapter
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_adapter(model, tmp_path)
+
+
 # Several adapters ----------------------------------------------------------------------------------------------------
 
 
@@ -312,7 +334,7 @@ def test_load_adapter_converts_rotations_to_the_method_of_the_model(method, tmp_
     base = mlp().eval()
     saved = trained(base, "cayley", blocks=2)
     save_adapter(saved, tmp_path / "cayley")
-    model = rotate_(copy.deepcopy(base), method, blocks=2)
+    model = rotate_(copy.deepcopy(base).requires_grad_(False), method, blocks=2)
     load_adapter(model, tmp_path / "cayley", name="converted")
     torch.testing.assert_close(model(X), saved(X), **TOLERANCE)
     save_adapter(model, tmp_path / "converted")
@@ -758,7 +780,7 @@ def encoder():
 @pytest.mark.parametrize("make", [gpt2, encoder])
 def test_adapter_of_fused_weights_loads_merges_and_unmerges(make, tmp_path):
     (model, inputs), (base, _) = make(), make()
-    rotate_(model, block_size=4, output_layer=None)
+    rotate_(model.requires_grad_(False), block_size=4, output_layer=None)
     perturb_(model, 0.2)
     names = [name for name, _, _ in rotated_layers(model)]
     assert [name.rpartition(".")[2] for name in names[:3]] == ["q", "k", "v"]

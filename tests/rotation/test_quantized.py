@@ -172,7 +172,7 @@ def test_energy_of_rotated_layers_warns_if_neurons_are_quantised_or_not(quantize
 
 def test_adapters_of_quantised_models_load_into_the_plain_base_model(tmp_path):
     torch.manual_seed(0)
-    base = nn.Sequential(nn.Linear(6, 4), nn.MultiheadAttention(4, 2))
+    base = nn.Sequential(nn.Linear(6, 4), nn.MultiheadAttention(4, 2)).requires_grad_(False)
     model = rotate_(copy.deepcopy(base), quantize="int8", spread=0.1, output_layer=None)
     save_adapter(model, tmp_path)
     loaded = load_adapter(copy.deepcopy(base), tmp_path)

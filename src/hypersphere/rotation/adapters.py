@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import NeuronLayer, WeightPart, layers_of
-from hypersphere._validation import guard_save_pretrained, is_number, nearest_name, require
+from hypersphere._validation import guard_save_pretrained, is_number, nearest_name, require, warn_user
 from hypersphere.functions import _factorizations as factorizations
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import Cayley, Exponential, Neumann
@@ -49,6 +49,7 @@ from hypersphere.rotation.rotate import (
     plain_rows,
     reason_not_rotatable,
     rotated_layers,
+    rotation_parameters,
     save_obstacle,
     use_rotation_set,
 )
@@ -66,7 +67,7 @@ def save_adapter(model: nn.Module, folder: str | PathLike[str], *, format: Forma
     """Write the rotations of a model, without its weights.
 
     Other parameters that were trained, such as biases or an output layer, are not part of an adapter: save them next to
-    it, or freeze them before training.
+    it, or freeze them before training. There is a warning if other parameters have `requires_grad=True`.
 
     The format "hypersphere" keeps everything: `adapter_model.safetensors` has the free parameters of the active set and
     a sample of every frozen weight, by which `load_adapter` recognises another base model. `adapter.json` has the
@@ -90,7 +91,7 @@ def save_adapter(model: nn.Module, folder: str | PathLike[str], *, format: Forma
         >>> from tempfile import TemporaryDirectory
         >>> from hypersphere.rotation import rotate_
         >>> with TemporaryDirectory() as folder:
-        ...     save_adapter(rotate_(nn.Linear(8, 5), block_size=4), folder)
+        ...     save_adapter(rotate_(nn.Linear(8, 5, bias=False), block_size=4), folder)
         ...     sorted(path.name for path in Path(folder).iterdir())
         ['adapter.json', 'adapter_model.safetensors']
     """
@@ -125,6 +126,18 @@ def save_adapter(model: nn.Module, folder: str | PathLike[str], *, format: Forma
         write_peft_adapter(Path(folder), Adapter(layers), base_name or None)
     else:
         write_adapter(Path(folder), Adapter(layers))
+    _warn_about_other_parameters(model)
+
+
+def _warn_about_other_parameters(model: nn.Module) -> None:
+    """Warn about parameters that may have been trained and are not part of an adapter."""
+    # Inactive sets are other adapters, on which the outputs of this one do not depend.
+    rotations = set(rotation_parameters(model))
+    others = [name for name, one in model.named_parameters() if one.requires_grad and one not in rotations]
+    if others:
+        names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        advice = "freeze them before training, or save the state of the model, too"
+        warn_user(f"the adapter does not store parameters that have requires_grad=True, {names}: {advice}")
 
 
 def _neurons(module: nn.Module, rotation: Rotation) -> Tensor:
@@ -192,7 +205,7 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
         >>> import copy
         >>> from tempfile import TemporaryDirectory
         >>> from hypersphere.rotation import rotate_
-        >>> base = nn.Linear(8, 5)
+        >>> base = nn.Linear(8, 5).requires_grad_(False)
         >>> trained = rotate_(copy.deepcopy(base), spread=0.1)
         >>> with TemporaryDirectory() as folder:
         ...     save_adapter(trained, folder)
