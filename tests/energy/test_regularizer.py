@@ -557,6 +557,35 @@ def test_mhe_does_not_warn_about_layers_whose_angles_change(method, options, rec
     assert not recwarn.list
 
 
+@pytest.mark.parametrize(
+    ("make", "constant"),
+    [
+        (partial(MHE, hidden=0.0), None),
+        (partial(MHE, hidden=0.0, layer_weights={"1": 1.0}), "1"),
+        (partial(MHE, layer_weights={"0": 0.0}), "1"),
+        (partial(Orthonormal, weight=0.0), None),
+        (partial(Orthonormal, layer_weights={"1": 0.0}), "0"),
+    ],
+)
+def test_regularizers_do_not_warn_about_rotated_layers_without_weight(make, constant, recwarn):
+    make(rotation.rotate_(pyramid()))
+    reason = "rotations do not change the angles between neurons, so the regulariser is constant in"
+    assert [str(one.message) for one in recwarn] == ([f"{reason} {constant}"] if constant else [])
+
+
+@pytest.mark.parametrize("kind", [MHE, Orthonormal])
+def test_regularizers_do_not_call_an_overridden_factor_before_they_are_complete(kind):
+    class Scaled(kind):
+        def __init__(self, model):
+            super().__init__(model)
+            self.scale = 2.0
+
+        def factor(self, layer):
+            return self.scale * super().factor(layer)
+
+    torch.testing.assert_close(Scaled(pyramid())(), 2 * kind(pyramid())())
+
+
 def test_mhe_skipped_layers_have_a_reason():
     net = nn.Sequential(nn.Linear(5, 1), nn.Linear(1, 6), nn.Linear(6, 4))
     reasons = [(skip.name, skip.reason) for skip in MHE(net).skipped]

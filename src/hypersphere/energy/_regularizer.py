@@ -89,7 +89,8 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     is_rotation_invariant: ClassVar[bool] = False
     """True if the term of every layer is the same for W and W·Rᵀ with any orthogonal R, as a function of WWᵀ is.
 
-    Such a regulariser cannot train a layer whose neurons are only rotated, and warns about it.
+    Such a regulariser cannot train a layer whose neurons are only rotated. `MHE` and `LayerPenalty` warn about those
+    with λ > 0.
     """
 
     population = deprecated_attribute("population", "selection")
@@ -115,8 +116,6 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         require(is_integer(every, 1), "every", "an integer >= 1", every)
         require_bools(auto_advance=auto_advance, report=report)
         self.selection = select_layers(model, output_layer, where, roles, min_length)
-        if self.is_rotation_invariant:
-            warn_if_constant(self.selection)
         self.layer_weights = resolve_patterns("layer_weights", layer_weights, self.selection)
         for factor in self.layer_weights.values():
             require(is_number(factor, 0), "layer_weights", "finite numbers >= 0", factor)
@@ -301,6 +300,9 @@ class LayerPenalty(NeuronRegularizer):
         )
         require_complete_output(self.selection, output)
         self.weight = weight
+        if self.is_rotation_invariant:
+            # Not `self.factor`, which a subclass may override with attributes that it sets later.
+            warn_if_constant(layer for layer in self.selection if LayerPenalty.factor(self, layer))
 
     @abc.abstractmethod
     def penalty(self, w: Float[Tensor, "*sets neurons dim"]) -> Float[Tensor, "*sets"]:
@@ -383,7 +385,10 @@ def select_layers(
 
 
 def warn_if_constant(layers: Iterable[NeuronLayer]) -> None:
-    """Warn about layers whose neurons are only rotated, given that the regulariser is invariant under rotations."""
+    """Warn about layers whose neurons are only rotated, given that the regulariser is invariant under rotations.
+
+    Call it with the layers with λ > 0, as soon as λ is known.
+    """
     rotated = [layer.name for layer in layers if _is_only_rotated(layer)]
     if rotated:
         reason = "rotations do not change the angles between neurons"

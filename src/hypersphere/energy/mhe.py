@@ -23,6 +23,7 @@ from hypersphere.energy._regularizer import (
     require_complete_output,
     resolve_patterns,
     stack_equal_shapes,
+    warn_if_constant,
 )
 from hypersphere.energy._sampling import check_seed, seeded_generator
 from hypersphere.energy._steps import Step, run_uncompiled
@@ -140,6 +141,9 @@ class MHE(NeuronRegularizer):
         # The seed is saved with the counter, so that a resumed run continues the same sequence of draws.
         if batch is not None:
             self.register_buffer("seed", torch.tensor(seed))
+        if self.is_rotation_invariant:
+            # Not `self.factor`, which a subclass may override with attributes that it sets later.
+            warn_if_constant(layer for layer in self.selection if MHE.factor(self, layer))
 
     def factor(self, layer: NeuronLayer) -> float:
         """Return λ of a layer, by default that of the paper."""
