@@ -1,5 +1,6 @@
 """The presets against the oracle, peers and identities."""
 
+import inspect
 import math
 
 import numpy as np
@@ -123,13 +124,62 @@ def test_presets_have_distinct_reprs():
 
 
 @pytest.mark.parametrize(
-    ("name", "preset"), [("CosFace", "am_softmax"), ("SphereFace", "a_softmax"), ("ArcFace", "arcface")]
+    ("name", "nearest"),
+    [
+        ("CosFace", "am_softmax"),
+        ("SphereFace", "a_softmax"),
+        ("ArcFace", "arcface"),
+        ("arcfce", "arcface"),
+        ("AngluarHead", "AngularHead"),
+    ],
 )
-def test_heads_suggest_the_preset_for_a_name_in_another_case(name, preset):
-    with pytest.raises(AttributeError, match=f"has no attribute '{name}'; did you mean {preset}\\?"):
+def test_heads_suggest_the_nearest_name(name, nearest):
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'; did you mean {nearest}\\?"):
         getattr(hs.heads, name)
     with pytest.raises(AttributeError, match=r"has no attribute 'hat'$"):
         hs.heads.hat  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("arcface", {"margin": 0.5}, "arcface has no option 'margin'; did you mean m? Options: s, m and those of "),
+        ("arcface", {"scale": 64}, "arcface has no option 'scale'; did you mean s? "),
+        ("arcface", {"label_smooth": 0.1}, "arcface has no option 'label_smooth'; did you mean label_smoothing? "),
+        ("softmax", {"temperature": 2}, "softmax has no option 'temperature'. Options: bias and those of HeadOptions"),
+        ("sphereface2", {"radius": 64}, "sphereface2 has no option 'radius'; did you mean s? Options: s, m, t, "),
+    ],
+)
+def test_presets_suggest_the_nearest_option(name, options, message):
+    with pytest.raises(TypeError) as caught:
+        PRESETS[name](5, 4, **options)
+    assert str(caught.value).startswith(message)
+
+
+def test_presets_leave_other_errors_of_arguments_unchanged():
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'num_classes'"):
+        hs.heads.arcface(5)
+
+
+@pytest.mark.parametrize("name", [name for name, make in PRESETS.items() if "s" in inspect.signature(make).parameters])
+def test_presets_name_an_invalid_s(name):
+    with pytest.raises(ValueError, match=r"^s must be a positive number, not 0$"):
+        PRESETS[name](5, 4, s=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("am_softmax", {"m": 30}, r"m must be a number in \[0, 2\], because cosines differ by at most 2, not 30"),
+        ("am_softmax", {"m": torch.tensor([0.1, 3.0, 0.2, 0.3])}, r"m must be a number in \[0, 2\], .*, not 3\.0"),
+        ("combined_margin", {"m3": 2.5}, r"m3 must be a number in \[0, 2\], .*, not 2\.5"),
+        ("sphereface2", {"m": 1.5}, r"m must be a number in \[0, 1\] for variant 'C', .*, not 1\.5"),
+    ],
+)
+def test_presets_refuse_cosine_margins_that_cannot_be_met(name, options, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        PRESETS[name](5, 4, **options)
+    assert hs.heads.am_softmax(5, 4, m=2).margin.m == 2
 
 
 def test_names_of_the_literature_are_presets():

@@ -223,6 +223,8 @@ def test_accept_options_of_extends_the_signature():
     ("settings", "text"),
     [
         ({"head": {"name": "arcface", "bias": True}}, "head.bias is not an option of arcface. Options: "),
+        ({"head": {"name": "arcface", "margin": 0.3}}, "head.margin is not an option of arcface; did you mean m? "),
+        ({"head": {"name": "arcface", "scale": 64}}, "head.scale is not an option of arcface; did you mean s? "),
         ({"head": {"name": "arcface", "m": "a"}}, "head.m must be a number, not 'a'"),
         ({"head": {"name": "arcface", "sample": 2}}, "head.sample must be null or a number in (0, 1], not 2"),
         ({"optimizer": {"name": "sgd", "params": 1}}, "optimizer.params is not an option of sgd"),

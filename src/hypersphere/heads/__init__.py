@@ -5,6 +5,7 @@ Numbers of equations and sections refer to Weiyang Liu's thesis, *Deep Represent
 
 from typing import TYPE_CHECKING, NoReturn
 
+from hypersphere._validation import nearest_name
 from hypersphere.heads._centers import LabelAngles, class_vectors
 from hypersphere.heads._checks import NonFiniteScoresError
 from hypersphere.heads.baselines import BASELINES, CenterHead, HingeHead, MetricLearningHead
@@ -84,7 +85,6 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> NoReturn:
-        """Suggest the preset for a name in another case, such as `CosFace` or `ArcFace`."""
-        preset = PRESET_ALIASES.get(name.lower(), name.lower())
-        suggestion = f"; did you mean {preset}?" if preset in PRESETS else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{suggestion}")
+        """Suggest the nearest name, such as `arcface` for `ArcFace`."""
+        near = nearest_name(name, __all__, PRESET_ALIASES)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near}")

@@ -8,13 +8,16 @@ radians. Where m is a number or a tensor, a tensor holds one margin per class.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, ParamSpec, TypedDict, TypeVar
 
 from torch import Tensor
 
-from hypersphere._validation import is_integer, require
+from hypersphere._signatures import named_parameters
+from hypersphere._validation import is_integer, is_number, nearest_name, require
 from hypersphere.functions.angular import PowerCosine
 from hypersphere.functions.margin import (
     AdditiveAngle,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
+    "OPTION_SYNONYMS",
     "PRESETS",
     "PRESET_ALIASES",
     "HeadOptions",
@@ -64,6 +68,11 @@ __all__ = [
 ]
 
 AngularChoice = str | Callable[[Tensor], Tensor]
+Arguments = ParamSpec("Arguments")
+Head = TypeVar("Head", bound=AngularHead)
+
+# Names of options in other libraries. Messages about unknown options suggest the name that they have here.
+OPTION_SYNONYMS = {"margin": "m", "scale": "s", "radius": "s"}
 
 
 class HeadOptions(TypedDict, total=False):
@@ -82,6 +91,38 @@ class HeadOptions(TypedDict, total=False):
     label_smoothing: float
     ignore_index: int
     reduction: str
+
+
+def _suggest_options(preset: Callable[Arguments, Head]) -> Callable[Arguments, Head]:
+    """Decorate a preset so that the error for an unknown keyword suggests the nearest option."""
+    sizes, parameters = ["in_features", "num_classes"], list(named_parameters(preset))[2:]
+    passes_on = "options" in inspect.signature(preset).parameters
+    head_options = list(HeadOptions.__annotations__) if passes_on else []
+
+    @functools.wraps(preset)
+    def call(*args: Arguments.args, **options: Arguments.kwargs) -> Head:
+        try:
+            return preset(*args, **options)
+        except TypeError:
+            unknown = next((name for name in options if name not in [*sizes, *parameters, *head_options]), None)
+            if unknown is None:
+                raise
+        near = nearest_name(unknown, [*parameters, *head_options], OPTION_SYNONYMS) or "."
+        accepted = ", ".join(parameters) + (" and those of HeadOptions" if head_options else "")
+        raise TypeError(f"{preset.__name__} has no option {unknown!r}{near} Options: {accepted}")
+
+    return call
+
+
+def _radius(s: float) -> float:
+    require(is_number(s, 0) and s > 0, "s", "a positive number", s)
+    return s
+
+
+def _cosine_margin(m: float, name: str = "m") -> float:
+    """Return an additive margin of cosines. No features can meet one above 2."""
+    require(is_number(m, 0, 2), name, "a number in [0, 2], because cosines differ by at most 2", m)
+    return m
 
 
 def _largest_margin(
@@ -106,11 +147,13 @@ def _largest_margin(
     return largest, options | HeadOptions(class_margins=strengths)
 
 
+@_suggest_options
 def softmax(in_features: int, num_classes: int, *, bias: bool = False, **options: Unpack[HeadOptions]) -> AngularHead:
     """Softmax of a linear layer: f_j = ‖w_j‖‖x‖ cos θ_j (thesis, 2.2)."""
     return AngularHead(in_features, num_classes, normalize_weight=False, bias=bias, **options)
 
 
+@_suggest_options
 def modified_softmax(
     in_features: int, num_classes: int, *, bias: bool = False, **options: Unpack[HeadOptions]
 ) -> AngularHead:
@@ -118,12 +161,14 @@ def modified_softmax(
     return AngularHead(in_features, num_classes, bias=bias, **options)
 
 
+@_suggest_options
 def l_softmax(in_features: int, num_classes: int, m: float | Tensor = 4, **options: Unpack[HeadOptions]) -> AngularHead:
     """L-Softmax: both norms kept, the target angle multiplied by m (thesis, 2.4; Liu et al., ICML 2016)."""
     m, options = _largest_margin(m, num_classes, options, least=1)
     return AngularHead(in_features, num_classes, normalize_weight=False, margin=Multiplicative(m), **options)
 
 
+@_suggest_options
 def a_softmax(in_features: int, num_classes: int, m: float | Tensor = 4, **options: Unpack[HeadOptions]) -> AngularHead:
     """A-Softmax, SphereFace: unit class vectors, target angle multiplied by m (thesis, 2.20; Liu et al., CVPR 2017).
 
@@ -133,6 +178,7 @@ def a_softmax(in_features: int, num_classes: int, m: float | Tensor = 4, **optio
     return AngularHead(in_features, num_classes, margin=Multiplicative(m), **options)
 
 
+@_suggest_options
 def w_softmax(
     in_features: int,
     num_classes: int,
@@ -145,6 +191,7 @@ def w_softmax(
     return AngularHead(in_features, num_classes, angular=angular, bias=bias, **options)
 
 
+@_suggest_options
 def ga_softmax(
     in_features: int,
     num_classes: int,
@@ -156,6 +203,7 @@ def ga_softmax(
     return AngularHead(in_features, num_classes, angular=angular, margin=Multiplicative(m), **options)
 
 
+@_suggest_options
 def s_softmax(
     in_features: int,
     num_classes: int,
@@ -164,9 +212,10 @@ def s_softmax(
     **options: Unpack[HeadOptions],
 ) -> AngularHead:
     """S-Softmax: features on a sphere of radius s, f_j = s·g(θ_j) (thesis, chapter 3)."""
-    return AngularHead(in_features, num_classes, radius=s, angular=angular, **options)
+    return AngularHead(in_features, num_classes, radius=_radius(s), angular=angular, **options)
 
 
+@_suggest_options
 def am_softmax(
     in_features: int, num_classes: int, s: float = 30.0, m: float | Tensor = 0.35, **options: Unpack[HeadOptions]
 ) -> AngularHead:
@@ -175,17 +224,19 @@ def am_softmax(
     AM-Softmax is by F. Wang et al., IEEE Signal Processing Letters 2018, CosFace by H. Wang et al., CVPR 2018.
     """
     m, options = _largest_margin(m, num_classes, options)
-    return AngularHead(in_features, num_classes, radius=s, margin=AdditiveCosine(m), **options)
+    return AngularHead(in_features, num_classes, radius=_radius(s), margin=AdditiveCosine(_cosine_margin(m)), **options)
 
 
+@_suggest_options
 def arcface(
     in_features: int, num_classes: int, s: float = 64.0, m: float | Tensor = 0.5, **options: Unpack[HeadOptions]
 ) -> AngularHead:
     """ArcFace, AAM-Softmax: the target angle widened by m radians, continued monotone beyond π (Deng et al. 2019)."""
     m, options = _largest_margin(m, num_classes, options)
-    return AngularHead(in_features, num_classes, radius=s, margin=AdditiveAngle(m), **options)
+    return AngularHead(in_features, num_classes, radius=_radius(s), margin=AdditiveAngle(m), **options)
 
 
+@_suggest_options
 def combined_margin(
     in_features: int,
     num_classes: int,
@@ -196,9 +247,12 @@ def combined_margin(
     **options: Unpack[HeadOptions],
 ) -> AngularHead:
     """Combined margin: the target's response is cos(m₁θ + m₂) − m₃, continued monotone beyond π (Deng et al. 2019)."""
-    return AngularHead(in_features, num_classes, radius=s, margin=Combined(m1, m2, m3), **options)
+    return AngularHead(
+        in_features, num_classes, radius=_radius(s), margin=Combined(m1, m2, _cosine_margin(m3, "m3")), **options
+    )
 
 
+@_suggest_options
 def adaface(
     in_features: int,
     num_classes: int,
@@ -208,9 +262,10 @@ def adaface(
     **options: Unpack[HeadOptions],
 ) -> AngularHead:
     """AdaFace: a margin that grows with the feature norm relative to its running mean (Kim et al., CVPR 2022)."""
-    return AngularHead(in_features, num_classes, radius=s, margin=NormAdaptive(m, h), **options)
+    return AngularHead(in_features, num_classes, radius=_radius(s), margin=NormAdaptive(m, h), **options)
 
 
+@_suggest_options
 def magface(
     in_features: int,
     num_classes: int,
@@ -227,9 +282,10 @@ def magface(
     The norm of a trained feature measures the quality of its image.
     """
     margin = NormLinear(m_low, m_high, norm_low, norm_high, penalty)
-    return AngularHead(in_features, num_classes, radius=s, margin=margin, **options)
+    return AngularHead(in_features, num_classes, radius=_radius(s), margin=margin, **options)
 
 
+@_suggest_options
 def curricularface(
     in_features: int,
     num_classes: int,
@@ -239,9 +295,12 @@ def curricularface(
     **options: Unpack[HeadOptions],
 ) -> AngularHead:
     """CurricularFace: ArcFace in which hard classes other than the target weigh more and more (Huang et al. 2020)."""
-    return AngularHead(in_features, num_classes, radius=s, margin=AdditiveAngle(m), curriculum=momentum, **options)
+    return AngularHead(
+        in_features, num_classes, radius=_radius(s), margin=AdditiveAngle(m), curriculum=momentum, **options
+    )
 
 
+@_suggest_options
 def adacos(in_features: int, num_classes: int, *, dynamic: bool = True, **options: Unpack[HeadOptions]) -> AngularHead:
     """AdaCos: softmax of cosines without margin, with a scale that needs no tuning (Zhang et al., CVPR 2019).
 
@@ -253,6 +312,7 @@ def adacos(in_features: int, num_classes: int, *, dynamic: bool = True, **option
     return AngularHead(in_features, num_classes, radius=radius, **options)
 
 
+@_suggest_options
 def elasticface(
     in_features: int,
     num_classes: int,
@@ -262,9 +322,10 @@ def elasticface(
     **options: Unpack[HeadOptions],
 ) -> AngularHead:
     """ElasticFace: ArcFace with a margin drawn from N(m, σ) for each sample; m in evaluation (Boutros et al. 2022)."""
-    return AngularHead(in_features, num_classes, radius=s, margin=RandomAngle(m, sigma), **options)
+    return AngularHead(in_features, num_classes, radius=_radius(s), margin=RandomAngle(m, sigma), **options)
 
 
+@_suggest_options
 def sphereface_plus(
     in_features: int,
     num_classes: int,
@@ -287,6 +348,7 @@ def sphereface_plus(
     )
 
 
+@_suggest_options
 def sphereface_r(
     in_features: int,
     num_classes: int,
@@ -309,7 +371,7 @@ def sphereface_r(
     return AngularHead(
         in_features,
         num_classes,
-        radius=s if normalization == "hard" else "feature",
+        radius=_radius(s) if normalization == "hard" else "feature",
         margin=TruncatedMultiplicative(m) if version == 1 else DividedOthers(m),
         norm_weight=norm_weight if normalization == "soft" else 0.0,
         norm_target=s,
@@ -317,6 +379,7 @@ def sphereface_r(
     )
 
 
+@_suggest_options
 def sphereface2(
     in_features: int,
     num_classes: int,
@@ -342,11 +405,13 @@ def sphereface2(
     names = ", ".join(map(repr, _SPHEREFACE2))
     require(isinstance(variant, str) and variant in _SPHEREFACE2, "variant", f"one of {names}", variant)
     require(margin is None or variant == "C", "variant", "'C' if margin is given", variant)
+    accepted = "a number in [0, 1] for variant 'C', because responses differ by at most 2 and by 2m with the margin"
+    require(m is None or variant != "C" or is_number(m, 0, 1), "m", accepted, m)
     kind, default_m = _SPHEREFACE2[variant]
     return BinaryHead(
         in_features,
         num_classes,
-        radius=s,
+        radius=_radius(s),
         balance=balance,
         angular=PowerCosine(t),
         margin=kind(default_m if m is None else m) if margin is None else margin,

@@ -39,6 +39,7 @@ class Menu(Mapping[str, Factory]):
         sizes: parameters that follow from the data unless the user sets them.
         handled: import path of a dataclass of options that every entry has and that the library handles.
         synonyms: import path of a dictionary from names in other libraries to entries, for error messages.
+        option_synonyms: the same for names of options.
         library: import path of a function that loads `timm:NAME` and similar names.
 
     Example:
@@ -54,10 +55,11 @@ class Menu(Mapping[str, Factory]):
         sizes: Iterable[str] = (),
         handled: str | None = None,
         synonyms: str | None = None,
+        option_synonyms: str | None = None,
         library: str | None = None,
     ) -> None:
         self.sources, self.passed, self.sizes, self.library = sources, tuple(passed), tuple(sizes), library
-        self._handled, self._synonyms = handled, synonyms
+        self._handled, self._synonyms, self._option_synonyms = handled, synonyms, option_synonyms
 
     @cached_property
     def entries(self) -> Mapping[str, Factory]:
@@ -69,6 +71,11 @@ class Menu(Mapping[str, Factory]):
     def synonyms(self) -> Mapping[str, str]:
         """Names that are common elsewhere, with the entry that each stands for."""
         return {} if self._synonyms is None else _load(self._synonyms)
+
+    @property
+    def option_synonyms(self) -> Mapping[str, str]:
+        """Names of options that are common elsewhere, with the option that each stands for."""
+        return {} if self._option_synonyms is None else _load(self._option_synonyms)
 
     @property
     def handled(self) -> dict[str, Any]:
@@ -123,6 +130,7 @@ MENUS: dict[str, Menu] = {
         passed=["in_features", "num_classes"],
         handled="hypersphere.training.build:HeadTrainingOptions",
         synonyms="hypersphere.heads:PRESET_ALIASES",
+        option_synonyms="hypersphere.heads.presets:OPTION_SYNONYMS",
     ),
     "regularizer": Menu("hypersphere.training.build:REGULARIZERS", passed=["model", "modules", "where"]),
     "rotation": Menu("hypersphere.rotation.menu:ROTATIONS", passed=["modules"]),
@@ -243,7 +251,7 @@ def _checked_options(
     for key, value in component.options.items():
         if key in menu.passed or not (key in parameters or takes_all):
             known = [one for one in parameters if one not in menu.passed]
-            raise ValueError(_unknown_option(setting, key, component.name, [*known, *menu.handled]))
+            raise ValueError(_unknown_option(setting, key, component.name, [*known, *menu.handled], menu))
         annotation = parameters[key].annotation if key in parameters else Parameter.empty
         options[key] = _value(f"{setting}.{key}", key, value, annotation)
     return options
@@ -359,11 +367,11 @@ def _takes_all(factory: Factory) -> bool:
     return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(factory).parameters.values())
 
 
-def _unknown_option(setting: str, option: str, name: str, accepted: list[str]) -> str:
+def _unknown_option(setting: str, option: str, name: str, accepted: list[str], menu: Menu) -> str:
     if not accepted:
         return f"{setting}.{option} is not an option of {name}, which takes no options"
     accepted = list(dict.fromkeys(accepted))
-    near = nearest_name(option, accepted) or "."
+    near = nearest_name(option, accepted, menu.option_synonyms) or "."
     return f"{setting}.{option} is not an option of {name}{near} Options: {', '.join(accepted)}"
 
 
