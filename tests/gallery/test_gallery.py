@@ -184,6 +184,14 @@ def test_inputs_of_every_dtype_are_accepted(dtype):
     assert not matches.scores.requires_grad
 
 
+def test_enroll_and_search_accept_a_single_vector():
+    gallery = Gallery(3)
+    gallery.enroll(["ada"], torch.tensor([0.0, 2.0, 0.0]))
+    assert gallery.search(torch.tensor([0.0, 1.0, 0.0])).names == (("ada",),)
+    with pytest.raises(ValueError, match="names must be 1 names, one per embedding, not '2 names'"):
+        gallery.enroll(["ada", "emmy"], torch.ones(3))
+
+
 def test_huge_and_tiny_embeddings_keep_their_direction():
     gallery = gallery_of(np.array([[1e200, 0.0], [0.0, 1e-200]]))
     assert gallery.search([[0.0, 1e300]], 1).scores.item() == pytest.approx(1)
@@ -383,7 +391,7 @@ def test_invalid_changes_change_nothing():
     for names, embeddings, message in bad:
         with pytest.raises(ValueError, match=message):
             gallery.enroll(names, embeddings)
-    with pytest.raises(ValueError, match="names must be names in the gallery, not 'd'"):
+    with pytest.raises(ValueError, match="names must be in the gallery, but 'd' is not"):
         gallery.remove(["a", "d"])
     assert gallery.names == ("a", "b", "c")
     assert len(gallery) == 3
@@ -618,6 +626,13 @@ def test_save_does_not_replace_a_file_of_another_program(tmp_path):
     with pytest.raises(ValueError, match=r"gallery\.json was not written by this library"):
         gallery_of(np.eye(2)).save(tmp_path)
     assert (tmp_path / "gallery.json").read_text() == "{}"
+
+
+def test_save_refuses_a_file_instead_of_a_folder(tmp_path):
+    (tmp_path / "script.py").write_text("print()")
+    with pytest.raises(ValueError, match=r"^folder must be a new or an existing folder, not '.*script\.py'$"):
+        gallery_of(np.eye(2)).save(tmp_path / "script.py")
+    assert (tmp_path / "script.py").read_text() == "print()"
 
 
 def test_folder_without_a_gallery_is_refused(tmp_path):

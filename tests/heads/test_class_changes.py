@@ -221,7 +221,7 @@ def test_class_changes_reject_invalid_arguments():
         (lambda: head.merge(5, 0), r"a must be a class in \[0, 4\), not 5"),
         (
             lambda: head.drop([0], optimizer=other),
-            "optimizer must be one with the parameters of the head, not 'one with",
+            "optimizer must have the parameters of the head, but lacks its weight",
         ),
         (lambda: hs.heads.fixed(DIM, 4).grow(1), "head must be one whose weight is a plain parameter, not 'FixedHead'"),
     ):
@@ -320,7 +320,7 @@ def test_class_changes_leave_everything_as_it_was_if_the_optimizer_lacks_the_bia
     optimizer = torch.optim.SGD([head.weight], 0.1)
     weight, bias = head.weight, head.bias
     arguments = {"grow": (1,), "drop": ([0],), "merge": (0, 1)}[change]
-    with pytest.raises(ValueError, match="optimizer must be one with the parameters of the head, not 'one without its"):
+    with pytest.raises(ValueError, match="optimizer must have the parameters of the head, but lacks its bias"):
         getattr(head, change)(*arguments, optimizer=optimizer)
     assert (head.weight, head.bias) == (weight, bias)
     assert head.num_classes == 4

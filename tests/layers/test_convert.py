@@ -173,6 +173,14 @@ def test_convert_with_invalid_settings_leaves_the_model_unchanged():
     assert type(model[0]) is nn.Conv2d
 
 
+@pytest.mark.parametrize(("name", "nearest"), [("angle", "angular"), ("wher", "where"), ("learn_kk", "learn_k")])
+def test_convert_suggests_the_nearest_option(name, nearest):
+    model = small()
+    with pytest.raises(TypeError, match=rf"^convert_ has no option '{name}'; did you mean {nearest}\?$"):
+        convert_(model, **{name: "linear"})
+    assert type(model[0]) is nn.Conv2d
+
+
 def test_convert_skips_custom_forwards_and_layers_that_are_not_called():
     class Shifted(nn.Linear):
         def forward(self, x):

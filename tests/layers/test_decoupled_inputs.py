@@ -219,5 +219,5 @@ def test_decoupled_names_the_expected_shape():
 
 
 def test_decoupled_names_the_class_for_an_unknown_option():
-    with pytest.raises(TypeError, match="DecoupledConv1d got an unexpected keyword argument 'magnitud'"):
+    with pytest.raises(TypeError, match=r"DecoupledConv1d has no option 'magnitud'; did you mean magnitude\?"):
         DecoupledConv1d(4, 6, 3, magnitud="ball")

@@ -146,6 +146,10 @@ def test_input_rotation_rejects_what_it_cannot_fold():
         fold_(nn.Sequential(head))
     with pytest.raises(ValueError, match="seed must be None or an integer, not 'a'"):
         InputRotation(nn.Linear(8, 5), seed="a")
+    with pytest.raises(ValueError, match="block_size must be None or a divisor of 8, the length of a row, not 3"):
+        InputRotation(nn.Linear(8, 5), block_size=3)
+    with pytest.raises(ValueError, match="block_size must be None with blocks=2, because the two exclude each other"):
+        InputRotation(nn.Linear(8, 5), blocks=2, block_size=4)
 
 
 def test_input_rotation_rejects_a_module_without_a_plain_weight():

@@ -252,6 +252,15 @@ def test_save_adapter_replaces_only_its_own_files(tmp_path):
         assert [path.read_text() for path in folder.iterdir()] == ["{}"]
 
 
+@pytest.mark.parametrize("format", ["hypersphere", "peft"])
+def test_save_adapter_refuses_a_file_instead_of_a_folder(format, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("print()")
+    with pytest.raises(ValueError, match=r"^folder must be a new or an existing folder, not '.*script\.py'$"):
+        save_adapter(trained(mlp()), path, format=format)
+    assert path.read_text() == "print()"
+
+
 def test_save_adapter_refuses_what_is_not_a_rotation_of_frozen_neurons(tmp_path):
     for model, message in (
         (mlp(), "a rotated model"),

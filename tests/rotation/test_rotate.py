@@ -148,12 +148,17 @@ def test_rotate_skips_the_output_layer_by_default():
         ),
         (
             lambda m: rotate_(m, blocks=2, block_size=5),
-            "block_size must be None or an integer >= 1, without `blocks`, not 5",
+            "block_size must be None with blocks=2, because the two exclude each other, not 5",
         ),
         (lambda m: rotate_(m, side="left"), "side must be 'auto', 'weight' or 'input', not 'left'"),
         (lambda m: rotate_(m, dropout=1.0), r"dropout must be a number in \[0, 1\), not 1.0"),
         (lambda m: rotate_(m, "twist"), "method must be one of 'gram_schmidt'.*not 'twist'"),
-        (lambda m: rotate_(m, where=lambda *_: False), "where must select at least one layer"),
+        (lambda m: rotate_(m, block_size=0), "block_size must be None or an integer >= 1, not 0"),
+        (lambda m: rotate_(m, where=lambda *_: False), r"where must select at least one layer .*none is left \(0: "),
+        (
+            lambda m: rotate_(nn.ReLU()),
+            "where must select at least one layer that can be rotated, but the model has no layers$",
+        ),
         (lambda m: rotate_(m, refine="max"), "refine must be a callable of rows or one of 'mhe'"),
         (lambda m: rotate_(m, quantize="int4"), "quantize must be None or 'int8', not 'int4'"),
         (

@@ -603,7 +603,10 @@ def test_objective_can_be_trained_with_another_loop():
         ({"side": "left"}, "side must be 'auto', 'weight' or 'input', not 'left'"),
         ({"quantize": "int4"}, "quantize must be None or 'int8', not 'int4'"),
         ({"dropout": 1}, r"dropout must be a number in \[0, 1\), not 1"),
-        ({"block_size": 2, "blocks": 2}, "block_size must be None or an integer >= 1, without `blocks`, not 2"),
+        (
+            {"block_size": 2, "blocks": 2},
+            "block_size must be None with blocks=2, because the two exclude each other, not 2",
+        ),
         ({"block_size": "many"}, "rotation.block_size must be an integer or null, not 'many'"),
         ({"embeddings": 1}, "rotation.embeddings must be true or false, not 1"),
     ],

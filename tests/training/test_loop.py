@@ -137,7 +137,7 @@ def test_predict_accepts_any_object_with_scores():
 def test_fit_needs_the_parameters_of_the_head():
     model, head = nn.Linear(3, 2), hs.heads.softmax(2, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"optimizer must be one with the parameters of model and .* without weight"):
+    with pytest.raises(ValueError, match=r"optimizer must have all parameters of the head .*, but lacks weight$"):
         fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)
     head.requires_grad_(False)
     fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from hypersphere._files import MARK, make_folder, replacing
 from hypersphere._state_files import StoredTensor, write_tensors
+from hypersphere._validation import require
 
 if sys.platform != "win32":
     import fcntl
@@ -58,8 +59,9 @@ def write_folder(folder: Path, content: GalleryContent) -> None:
     """Write a gallery to a folder, in place of the one that it may hold.
 
     Raises:
-        ValueError: if the folder holds a `gallery.json` of another program.
+        ValueError: if the path is that of a file, or the folder holds a `gallery.json` of another program.
     """
+    require(folder.is_dir() or not folder.exists(), "folder", "a new or an existing folder", str(folder))
     make_folder(folder)
     with _lock(folder):
         _refuse_foreign(folder)

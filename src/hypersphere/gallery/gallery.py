@@ -201,8 +201,8 @@ class Gallery:
 
         Args:
             names: one name per embedding: any strings, also equal ones.
-            embeddings: (N, d) finite numbers. Their norms do not matter. The cosine of a zero vector is 0;
-                a binary gallery, which stores signs, rejects it.
+            embeddings: (N, d) finite numbers, or (d,) for a single name. Their norms do not matter. The cosine of a
+                zero vector is 0; a binary gallery, which stores signs, rejects it.
             fingerprint: of the model of the embeddings; None is not checked. An empty gallery without a fingerprint
                 adopts it.
 
@@ -248,7 +248,8 @@ class Gallery:
         entries = self._entries
         unwanted = {names} if isinstance(names, str) else set(names)
         missing = sorted(unwanted.difference(entries.names), key=str)
-        require(not missing, "names", "names in the gallery", missing[0] if missing else None)
+        if missing:
+            raise ValueError(f"names must be in the gallery, but {missing[0]!r} is not")
         kept = [name not in unwanted for name in entries.names]
         mask = torch.tensor(kept, dtype=torch.bool)
         rows, full = entries.rows.copy(), None if entries.full is None else entries.full.copy()
@@ -392,7 +393,7 @@ class Gallery:
         """Write the gallery to a folder. A kill at any moment leaves the previous content or the new one.
 
         Raises:
-            ValueError: if the folder holds a `gallery.json` of another program.
+            ValueError: if the path is that of a file, or the folder holds a `gallery.json` of another program.
             OSError: if the disk is full or not writable; the previous content is not changed.
         """
         state = self._entries

@@ -138,9 +138,10 @@ def _require_changeable(head: AngularHead, optimizer: Any) -> None:
     require(not [*head.children()], "head", "one without losses of other libraries", type(head).__name__)
     for name in ("weight", "bias"):
         parameter = head._parameters.get(name)
-        if optimizer is not None and parameter is not None and parameter.requires_grad:
-            is_owned = bool(_owners(optimizer, parameter))
-            require(is_owned, "optimizer", "one with the parameters of the head", f"one without its {name}")
+        if optimizer is None or parameter is None or not parameter.requires_grad:
+            continue
+        if not _owners(optimizer, parameter):
+            raise ValueError(f"optimizer must have the parameters of the head, but lacks its {name}")
 
 
 def _owners(optimizer: Any, parameter: Tensor) -> list[Any]:

@@ -3,7 +3,8 @@
 All presets except `sphereface2` accept the keywords of `HeadOptions`: `annealing`, `ramp`, `gradient`, `centers`,
 `hard_negatives`, `hard_margin`, `interclass_filter`, `class_margins`, `class_sizes`, `class_weights`,
 `label_smoothing`, `ignore_index` and `reduction`, documented at `AngularHead`. Angles, such as the m of ArcFace, are in
-radians. Where m is a number or a tensor, a tensor holds one margin per class.
+radians and at most π. Margins of cosines, such as the m of CosFace, are at most 2. Where m is a number or a tensor, a
+tensor holds one margin per class.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 
 from hypersphere._layer_selection import NeuronLayer, SkippedLayer, find_layers
 from hypersphere._modes import evaluation_mode, training_mode
+from hypersphere._signatures import named_parameters
 from hypersphere._validation import guard_save_pretrained, require
 from hypersphere.layers._attention import DecoupledProjection
 from hypersphere.layers._convert_layer import (
@@ -34,7 +35,7 @@ from hypersphere.layers._convert_layer import (
     torch_class,
     update_fast_paths_,
 )
-from hypersphere.layers.decoupled import DecoupledLayer, OperatorOptions
+from hypersphere.layers.decoupled import DecoupledLayer, OperatorOptions, require_known_options
 from hypersphere.layers.norm import SphereNorm
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def convert_(
 
     Raises:
         ValueError: no layer is chosen, or a layer that `where` chooses cannot be converted. The model is unchanged.
+        TypeError: an option is unknown.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 10))
@@ -100,6 +102,7 @@ def convert_(
           3: it is the output layer
         Ball(alpha=1.0, radius=1.0)
     """
+    require_known_options("convert_", options, named_parameters(convert_))
     require(scale in (None, "keep"), "scale", "None or 'keep'", scale)
     require(calibration is None or scale == "keep", "calibration", "None unless scale='keep'", type(calibration))
     plan = conversion_plan(model, where, output_layer=output_layer)

@@ -13,7 +13,7 @@ the learned k and ρ into h and g, and `_fused_op` evaluates them, with a custom
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -26,7 +26,7 @@ from torch.jit._trace import is_tracing
 
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
-from hypersphere._validation import choose, is_number, require
+from hypersphere._validation import choose, is_number, nearest_name, require
 from hypersphere.functions._tensor_fields import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Sigmoid
 from hypersphere.functions.magnitude import MAGNITUDES, Ball, Seg, Tanh, weighted
@@ -57,6 +57,7 @@ __all__ = [
     "DecoupledLayer",
     "DecoupledLinear",
     "OperatorOptions",
+    "require_known_options",
     "shared_k",
 ]
 
@@ -94,6 +95,19 @@ DEFAULT_OPTIONS = OperatorOptions(
     momentum=0.1,
     storage="full",
 )
+
+
+def require_known_options(owner: str, options: OperatorOptions, others: Iterable[str] = ()) -> None:
+    """Raise a `TypeError` that suggests the nearest option for an unknown one. TypedDicts are not checked at run time.
+
+    Args:
+        owner: the class or function that was called, for the message.
+        options: its keywords.
+        others: names of further options of the owner that may be suggested.
+    """
+    for name in options.keys() - DEFAULT_OPTIONS.keys():
+        near = nearest_name(name, [*DEFAULT_OPTIONS, *others], {"angle": "angular"})
+        raise TypeError(f"{owner} has no option {name!r}{near}")
 
 
 # For type checkers only. At run time the second base class of each layer, torch's layer, provides these attributes.
@@ -228,9 +242,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
 
     def _configure(self, options: OperatorOptions) -> None:
         """Check all options, then store them. Nothing is stored if one of them is invalid."""
-        # TypedDicts are not checked at run time.
-        for name in options.keys() - DEFAULT_OPTIONS.keys():
-            raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
+        require_known_options(type(self).__name__, options)
         settings = OperatorOptions(**{**DEFAULT_OPTIONS, **options})
         magnitude = choose(MAGNITUDES, settings["magnitude"], "magnitude")
         angular = choose(ANGULARS, settings["angular"], "angular")

@@ -164,6 +164,7 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 def write_files(folder: Path, tensors: bytes, card_name: str, card: Mapping[str, Any]) -> None:
     """Write the two files of an adapter. Files of other programs, or of the other format, are not replaced."""
+    require(folder.is_dir() or not folder.exists(), "folder", "a new or an existing folder", str(folder))
     other_card = CARD if card_name == PEFT_CONFIG else PEFT_CONFIG
     is_ours = _is_written_by_us(folder / TENSORS)
     for name in (TENSORS, card_name, other_card):

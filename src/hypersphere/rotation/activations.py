@@ -65,9 +65,9 @@ class InputRotation(nn.Module):
         require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
         length = weight.shape[1]
         if block_size is not None:
-            accepted = f"None or a divisor of {length}, the length of a row, without `blocks`"
-            is_size = is_integer(block_size, 1) and blocks == 1 and length % block_size == 0
-            require(is_size, "block_size", accepted, block_size)
+            accepted = f"None or a divisor of {length}, the length of a row"
+            require(is_integer(block_size, 1) and length % block_size == 0, "block_size", accepted, block_size)
+            require(blocks == 1, "block_size", f"None with {blocks=}, because the two exclude each other", block_size)
             blocks = length // block_size
         self.rotation = Rotation(chosen, BlockLayout(length, blocks), like=weight)
         self.rotation.original_state = WeightState.of(module)

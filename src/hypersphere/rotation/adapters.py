@@ -85,7 +85,7 @@ def save_adapter(model: nn.Module, folder: str | PathLike[str], *, format: Forma
 
     Raises:
         ValueError: the model is not rotated, it has changes that are not rotations of frozen neurons (trained neurons,
-            S-OPT, custom transforms, `InputRotation`), or the folder contains files of another program.
+            S-OPT, custom transforms, `InputRotation`), or the folder is a file or contains files of another program.
 
     Example:
         >>> from tempfile import TemporaryDirectory

@@ -136,8 +136,13 @@ def rotate_(
         require(isinstance(flag, bool), name, "a bool", flag)
     require(is_integer(blocks, 1), "blocks", "an integer >= 1", blocks)
     require(is_integer(factors, 1), "factors", "an integer >= 1", factors)
-    is_size = block_size is None or (is_integer(block_size, 1) and blocks == 1)
-    require(is_size, "block_size", "None or an integer >= 1, without `blocks`", block_size)
+    require(block_size is None or is_integer(block_size, 1), "block_size", "None or an integer >= 1", block_size)
+    require(
+        block_size is None or blocks == 1,
+        "block_size",
+        f"None with {blocks=}, because the two exclude each other",
+        block_size,
+    )
     require(side in ("auto", "weight", "input"), "side", "'auto', 'weight' or 'input'", side)
     require(is_number(dropout, 0) and dropout < 1, "dropout", "a number in [0, 1)", dropout)
     require(is_integer(refine_steps, 1), "refine_steps", "an integer >= 1", refine_steps)
@@ -534,7 +539,8 @@ def rotatable_layers(
             raise ValueError(f"layer {name!r} must not share its weight, but it shares it with {other!r}")
     if not selection:
         reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped[:5])
-        raise ValueError(f"where must select at least one layer that can be rotated, but none is left ({reasons})")
+        rest = f"none is left ({reasons})" if reasons else "the model has no layers"
+        raise ValueError(f"where must select at least one layer that can be rotated, but {rest}")
     unsupported = [skip.name for skip in selection.skipped[len(candidates.skipped) :]]
     if unsupported:
         subject = "1 layer is" if len(unsupported) == 1 else f"{len(unsupported)} layers are"

@@ -298,8 +298,9 @@ def _require_parameters(optimizer: Any, head: nn.Module) -> None:
     if all(hasattr(one, "param_groups") for one in optimizers):
         updated = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
         missing = [name for name, p in head.named_parameters() if p.requires_grad and id(p) not in updated]
-        advice = "one with the parameters of model and head, or with a frozen head"
-        require(not missing, "optimizer", advice, f"one without {', '.join(missing)} of the head")
+        if missing:
+            names = ", ".join(missing)
+            raise ValueError(f"optimizer must have all parameters of the head that are not frozen, but lacks {names}")
 
 
 @torch.no_grad()
