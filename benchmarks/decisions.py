@@ -16,8 +16,9 @@ The plan, written before the first run:
    a large loss, because two small encoders differ by more than a rotation.
 5. With `--embeddings FILE.npz`, points 2 and 3 are repeated for a pretrained encoder. The file has `embeddings` (N, d)
    and `names` of photographs of LFW, such as "Aaron_Peirsol_0001.jpg". The recorded run used the 128-d features of
-   dlib's face network, which the package face_recognition_models contains, for people of folds 6 to 10: up to four
-   photographs of each one who has several, and one of 600 others. Such features are not centred. So the mean over 300
+   dlib's face network, which the package face_recognition_models contains (aligned crops of 96 x 112, enlarged twice,
+   with dlib's five landmarks), for people of folds 6 to 10: up to four photographs of each one who has several, and
+   one of 600 others. Such features are not centred. So the mean over 300
    people with one photograph is subtracted, and these people are left out. Expected: as in point 2, and no loss in
    int8. The network may have been trained on photographs of some of these people.
 
