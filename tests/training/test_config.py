@@ -58,6 +58,13 @@ def test_config_repr_has_only_the_settings_that_differ_from_the_defaults():
     assert eval(repr(config)) == config
 
 
+def test_config_of_changes_the_options_of_a_default_component_without_a_name():
+    config = Config.of({"optimizer": {"lr": 0.5}, "head": {"label_smoothing": 0.1}, "data": {}})
+    assert config == Config().patched({"optimizer": {"lr": 0.5}, "head": {"label_smoothing": 0.1}})
+    assert config.optimizer == Component("adamw", {"lr": 0.5, "weight_decay": 1e-4})
+    assert config.head == Component("softmax", {"label_smoothing": 0.1})
+
+
 def test_config_read_names_the_file_of_a_wrong_setting(tmp_path):
     (tmp_path / "job.yaml").write_text("epoch: 3")
     expected = f"{tmp_path / 'job.yaml'}: epoch is not a setting; did you mean epochs?"
@@ -95,7 +102,8 @@ def test_config_declares_help_for_every_setting_and_a_menu_for_every_component()
         ({"clip": 10**400}, "clip must be a number > 0, or null, not 1000"),
         ({"precision": "float8"}, "precision must be one of float32, bfloat16, float16, not 'float8'"),
         ({"compile": "yes"}, "compile must be true or false, not 'yes'"),
-        ({"head": {"m": 4}}, "head must be a name, or a mapping with a name and options, not {'m': 4}"),
+        ({"head": {"name": 4}}, "head must be a name, or a mapping with a name and options, not {'name': 4}"),
+        ({"augment": {"p": 1}}, "augment.0 must be a name, or a mapping with a name and options, not {'p': 1}"),
         ({"head": 3}, "head must be a name, or a mapping with a name and options, not 3"),
         ({"head": ""}, "head must be a name, or a mapping with a name and options, not ''"),
         ({"head": {"name": "softmax", "x": {1, 2}}}, "head must consist of numbers, text, lists and mappings: set"),

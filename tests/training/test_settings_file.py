@@ -1,5 +1,6 @@
 import pytest
 
+from hypersphere.cli.settings import changed_settings
 from hypersphere.training import Config, Run
 from hypersphere.training.settings_file import is_config_of_run, read_settings
 
@@ -24,6 +25,18 @@ def test_config_read_accepts_yaml_json_and_the_config_of_a_run(tmp_path):
     )
     assert is_config_of_run(run.path)
     assert not is_config_of_run(tmp_path / "job.json")
+
+
+@pytest.mark.parametrize("text", ["optimizer: {lr: 5e-4}", "optimizer: {name: adamw, lr: 5e-4}"])
+def test_config_read_is_what_the_command_line_reads(text, tmp_path):
+    (tmp_path / "job.yaml").write_text(text)
+    config = Config.read(tmp_path / "job.yaml")
+    assert config.optimizer.options == {"lr": 5e-4, "weight_decay": 1e-4}
+    assert changed_settings(Config().settings(), tmp_path / "job.yaml", {}) == config.settings()
+    # The settings of a run are complete: no default option is added to them.
+    run = Run.create(tmp_path / "run", Config.of({"optimizer": {"name": "adamw", "lr": 0.1}}))
+    assert changed_settings(Config().settings(), run.path, {}) == Config.read(run.path).settings()
+    assert Config.read(run.path) == run.config
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import typer
 
 from hypersphere._validation import nearest_name, require
 from hypersphere.training.config import Config, Embedding, Validation, merge, parse_value, set_path
-from hypersphere.training.settings_file import read_settings
+from hypersphere.training.settings_file import is_config_of_run, read_settings
 
 __all__ = ["assignment", "changed_settings", "fill_lines", "json_block", "settings_json", "with_settings"]
 
@@ -100,7 +100,9 @@ def changed_settings(
         >>> changed_settings(base, None, {"head": "a_softmax", "epochs": "3"}, ["--head.m=4"])
         {'head': {'name': 'a_softmax', 'm': 4}, 'epochs': 3}
     """
-    settings = merge(base, read_settings(file)) if file is not None else dict(base)
+    settings = dict(base)
+    if file is not None:  # the settings of a run are complete, so they are not merged with others
+        settings = {**base, **read_settings(file)} if is_config_of_run(file) else merge(base, read_settings(file))
     given = {key.replace("__", "."): value for key, value in options.items() if value not in (None, [], ())}
     changes = [(path, _option_value(value)) for path, value in given.items()]
     later = [*_dotted(arguments, option_names), *map(assignment, assignments)]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hypersphere._validation import nearest_name, require
-from hypersphere.training.settings_file import read_settings
+from hypersphere.training.settings_file import is_config_of_run, read_settings
 
 __all__ = ["Component", "Config", "Embedding", "Validation", "merge", "parse_value", "set_path", "settings_of"]
 
@@ -218,15 +218,25 @@ class Config:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Config:
-        """Return the config with these settings, given as plain data; the others have their defaults."""
+        """Return the config with these settings, given as plain data; the others have their defaults.
+
+        A component without a name changes the options of the default one.
+
+        >>> Config.of({"optimizer": {"lr": 5e-4}}).optimizer
+        Component(name='adamw', options={'lr': 0.0005, 'weight_decay': 0.0001})
+        """
         return _dataclass_of(cls, settings, "")
 
     @classmethod
     def read(cls, path: str | Path) -> Config:
-        """Return the config with the settings in a YAML or JSON file, or in the `config.json` of a run."""
+        """Return the config with the settings in a YAML or JSON file, or in the `config.json` of a run.
+
+        A file is read as `hypersphere train --config` reads it: a component that has the name of the default one, or no
+        name, changes the options of the default one.
+        """
         settings = read_settings(path)
         try:
-            return cls.of(settings)
+            return cls.of(settings) if is_config_of_run(path) else cls().patched(settings)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -399,6 +409,8 @@ def _dataclass_of(cls: Any, settings: Any, prefix: str) -> Any:
     for key, value in settings.items():
         if key not in declared:
             raise ValueError(f"{prefix}{key} is not a setting{nearest_name(str(key), declared)}")
+        if kinds[key] is Component and isinstance(value, Mapping) and "name" not in value:
+            value = {**settings_of(getattr(cls(), key)), **value}
         values[key] = _value_of(kinds[key], value, f"{prefix}{key}", declared[key].metadata)
     return cls(**values)
 
