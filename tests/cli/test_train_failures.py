@@ -28,6 +28,52 @@ def test_train_divergence_is_one_line_and_code_1(tmp_path, train):
     assert "a smaller learning rate may help" in errors
 
 
+def test_train_starts_a_run_without_a_checkpoint_again(tmp_path, train):
+    words = ["--out", tmp_path, *SMALL, "--optimizer=sgd"]
+    assert train(*words, "--optimizer.lr=1e30")[0] == 1
+    assert {"config.json", "metrics.jsonl"} <= {path.name for path in tmp_path.iterdir()}
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "wandb.id").write_text("of the first run")
+    with Run.open(tmp_path).alone():  # it could still be training
+        code, _, errors = train(*words, "--optimizer.lr=0.1")
+    assert (code, "is in use by another training process" in errors) == (2, True)
+    assert Run.open(tmp_path).config.optimizer.options["lr"] == 1e30
+    code, _, errors = train(*words, "--optimizer.lr=0.1")
+    assert (code, errors) == (0, "")
+    run = Run.open(tmp_path)
+    assert run.config.optimizer.options == {"lr": 0.1}
+    assert [line["step"] for line in run.metrics()] == [1, 5, 10, 10]
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "wandb.id").exists()
+    before = (tmp_path / "config.json").read_bytes(), (tmp_path / "metrics.jsonl").read_bytes()
+    assert "already holds a run" in train(*words, "--optimizer.lr=0.1")[2]  # now it has a checkpoint
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.rename(path.with_name(f"damaged-{path.name}"))
+    assert "already holds a run" in train(*words, "--optimizer.lr=0.1")[2]
+    assert ((tmp_path / "config.json").read_bytes(), (tmp_path / "metrics.jsonl").read_bytes()) == before
+
+
+def test_train_replaces_no_config_of_something_else(tmp_path, train):
+    for text in ('{"model_type": "bert"}', "{", '{"format": 1}'):
+        (tmp_path / "config.json").write_text(text)
+        code, _, errors = train("--out", tmp_path, *SMALL)
+        assert (code, "already holds a run" in errors) == (2, True)
+        assert (tmp_path / "config.json").read_text() == text
+
+
+def test_train_checks_the_settings_before_the_folder(tmp_path, train):
+    (tmp_path / "config.json").write_text("{")
+    for words, message in (
+        (["--epochs=three"], "epochs must be an integer"),
+        (["--head=arcfce"], "did you mean arcface?"),
+        (["--head.q=3"], "head.q is not an option of softmax"),
+        (["--model=auto", "--model.width=3"], "already holds a run"),
+    ):
+        code, _, errors = train("--out", tmp_path, *words)
+        assert code == 2
+        assert message in errors
+
+
 def test_train_full_disk_keeps_earlier_checkpoints(tmp_path, train, monkeypatch):
     monkeypatch.setattr(Trainer, "_is_due", lambda self, patience=0: self.progress.step == 3)
     save, limits = Trainer._save, resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -44,9 +44,9 @@ def train(
     `torchrun --nproc-per-node N -m hypersphere train …`; --head.sharded then divides the classes among them.
     """
     from hypersphere.cli.training import train_in_folder
-    from hypersphere.training.components import foreign_code
+    from hypersphere.training.components import check_components, foreign_code
     from hypersphere.training.processes import restarts
-    from hypersphere.training.run import Run, refuse_existing
+    from hypersphere.training.run import Run, run_without_checkpoint
 
     require(resume in RESUME, "--resume", f"one of {', '.join(RESUME)}", resume)
     if tensorboard:
@@ -54,8 +54,6 @@ def train(
     require(not out.is_file(), "--out", "a folder", str(out))
     resuming = resume == "auto" or restarts() > 0
     existing = Run.open(out) if resuming and (out / CONFIG).exists() else None
-    if not resuming:
-        refuse_existing(out)  # fail before the data are read
     option_names = [name for parameter in ctx.command.params for name in parameter.opts]
 
     def requested(base: Config, file: Path | None) -> Config:
@@ -75,11 +73,15 @@ def train(
         others = ", ".join(name for name in foreign_code(chosen) if name not in trusted)
         if others:
             raise ValueError(f"the settings name code outside hypersphere ({others}), which needs --trust-code")
+    check_components(chosen)
+    # Settings are checked before the folder, and the folder before the data are read.
+    failed = None if resuming else run_without_checkpoint(out)
     source = str(weights.expanduser().resolve()) if weights else existing.weights if existing else None
     code = train_in_folder(
         chosen,
         out,
         existing=existing,
+        failed=failed,
         source=source,
         resuming=resuming,
         dry_run=dry_run,

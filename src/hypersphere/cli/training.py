@@ -39,6 +39,7 @@ def train_in_folder(
     out: Path,
     *,
     existing: Run | None,
+    failed: Run | None,
     source: str | None,
     resuming: bool,
     dry_run: bool,
@@ -47,7 +48,8 @@ def train_in_folder(
 ) -> int:
     """Train, and return the exit code, 0 or 130.
 
-    `existing` is the run in the folder if it is resumed, and `source` the run or file with the initial weights.
+    `existing` is the run in the folder if it is resumed, `failed` one without a checkpoint that the new run replaces,
+    and `source` the run or file with the initial weights.
     """
     is_first = int(os.environ.get("RANK", 0)) == 0
     # Of all processes, only the first one prints.
@@ -74,7 +76,7 @@ def train_in_folder(
             if dry_run:
                 print_once(_plan(experiment, out, steps))
                 return 0
-            run = _open_locked(out, experiment, source, resuming, stack)
+            run = _open_locked(out, experiment, source, resuming, failed, stack)
             trainer = Trainer(experiment, run, stop=lambda: signals.came, on_message=warn_once)
             print_once(experiment)
             if resuming:
@@ -101,15 +103,21 @@ def train_in_folder(
     return 130
 
 
-def _open_locked(out: Path, experiment: Experiment, source: str | None, resuming: bool, stack: ExitStack) -> Run:
+def _open_locked(
+    out: Path, experiment: Experiment, source: str | None, resuming: bool, failed: Run | None, stack: ExitStack
+) -> Run:
     """Return the run of the folder. The first process creates it if needed and locks it against other commands."""
     processes = Processes()
 
     def prepare() -> None:
         if processes.rank == 0:
+            if failed is not None:
+                stack.enter_context(failed.alone())  # it may still be training
+                failed.discard()
             exists = resuming and (out / CONFIG).exists()
             run = Run.open(out) if exists else Run.of(out, experiment, weights=source)
-            stack.enter_context(run.alone())
+            if failed is None:
+                stack.enter_context(run.alone())
             _require_same_weights(run, source)  # another command may have created it in the meantime
             done = max(run.checkpoints().steps(), default=0)
             accepted = f"at least the {done} step{'s' * (done != 1)} that the run has done"

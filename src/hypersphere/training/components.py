@@ -230,8 +230,8 @@ def check_components(config: Config) -> None:
 
 def _check_component(component: Component, menu: Menu, setting: str) -> None:
     is_of_library = menu.library is not None and component.name.partition(":")[0] in LIBRARIES
-    # The model "auto" is replaced by another one that fits the data.
-    if is_of_library or component.is_import_path or component == Component("auto"):
+    # The model "auto" is replaced by another one that fits the data; `resolve` refuses options of it.
+    if is_of_library or component.is_import_path or component.name == "auto":
         return
     if menu.handled:
         component, _ = menu.split(component)

@@ -28,11 +28,12 @@ from hypersphere.training.calibration import RunCalibration
 from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
 from hypersphere.training.components import complete_settings, require_trust
 from hypersphere.training.config import CONFIG, Config, absolute_path
+from hypersphere.training.trackers import WANDB_ID
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Run", "read_weights", "refuse_existing"]
+__all__ = ["Run", "read_weights", "run_without_checkpoint"]
 
 FORMAT = 2
 METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
@@ -197,6 +198,18 @@ class Run:
                         raise
             yield
 
+    def discard(self) -> None:
+        """Delete config, metrics and `wandb.id`, and nothing else, so that the folder can hold another run.
+
+        Raises:
+            ValueError: if the run has a checkpoint.
+        """
+        if self._has_checkpoints():
+            refuse_existing(self.folder)
+        # The config comes last: while it exists, this is still a run.
+        for name in (METRICS, WANDB_ID, CONFIG):
+            (self.folder / name).unlink(missing_ok=True)
+
     # --- metrics
 
     def metrics(self, *, on_damage: Callable[[str], None] = warnings.warn) -> list[dict[str, Any]]:
@@ -234,6 +247,10 @@ class Run:
     def checkpoints(self, keep: int = 3, *, on_damage: Callable[[str], None] = warnings.warn) -> Checkpoints:
         """Return the checkpoints of the run; `on_damage` gets a message for each damaged one that is skipped."""
         return Checkpoints(self.folder / CHECKPOINTS, keep, on_damage=on_damage)
+
+    def _has_checkpoints(self) -> bool:
+        """Return True if there is any checkpoint, also a damaged one; unfinished ones have hidden names."""
+        return any(not path.name.startswith(".") for path in (self.folder / CHECKPOINTS).glob("*"))
 
     def checkpoint(
         self, step: int | str | None = None, *, on_damage: Callable[[str], None] = warnings.warn
@@ -352,6 +369,24 @@ def refuse_existing(folder: Path) -> None:
     """Raise a `ValueError` if a folder already holds a run."""
     if (folder / CONFIG).exists():
         raise ValueError(f"{folder} already holds a run; resume it, or choose another folder")
+
+
+def run_without_checkpoint(folder: Path) -> Run | None:
+    """Return the run that a folder holds if it has no checkpoint, so that nothing is lost by starting it again.
+
+    Returns:
+        None if the folder holds no run.
+
+    Raises:
+        ValueError: if the folder holds a run with a checkpoint, or one that cannot be opened.
+    """
+    try:
+        run = Run.open(folder) if (folder / CONFIG).exists() else None
+    except ValueError:  # damaged, of another version, or not a file of this library
+        run = None
+    if run is None or run._has_checkpoints():
+        refuse_existing(folder)
+    return run
 
 
 def _is_line(value: Any) -> bool:

@@ -11,6 +11,8 @@ from hypersphere._validation import require_package
 
 __all__ = ["TRACKERS", "TensorBoard", "Tracker", "WeightsAndBiases", "flat"]
 
+WANDB_ID = "wandb.id"  # the file in the folder of a run with its identifier at Weights & Biases
+
 
 class Tracker(Protocol):
     """Receives the lines of metrics of a run. A class with these three methods can be named by its import path."""
@@ -73,7 +75,7 @@ class WeightsAndBiases:
     def start(self, run: Any, config: Any) -> None:
         """Begin a run, or continue the one that this folder belongs to."""
         wandb = require_package("wandb", "wandb", "track")
-        path: Path = run.folder / "wandb.id"
+        path: Path = run.folder / WANDB_ID
         if not path.exists():
             path.write_text(secrets.token_hex(4), encoding="utf-8")
         self.tracked: Any = wandb.init(
