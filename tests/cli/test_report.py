@@ -9,6 +9,7 @@ from report.document import Checker
 from hypersphere.training import Run
 
 from .pages import cells, logged
+from .trained import SMALL
 
 
 def test_report_of_one_run_has_all_tabs(runs, page):
@@ -71,8 +72,25 @@ def test_report_of_runs_without_logged_metrics(plain, rotated, succeeds, tmp_pat
     assert "Angles between class vectors" in html
 
 
+def test_report_shows_the_checkpoint_of_a_step(tmp_path, succeeds, fails):
+    folder = tmp_path / "run"
+    out = succeeds("train", "--out", folder, *SMALL, "--save-every=0", "--keep=9", "--validation.best=accuracy")
+    words = f"{folder} --step best"
+    assert out.endswith(f"Next: hypersphere evaluate {words}, or hypersphere report {words}\n")
+    succeeds("report", folder, "--step", "5")
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Checkpoint of step 5, test data." in html
+    first = next(line for line in Run.open(folder).metrics() if line["kind"] == "epoch")
+    assert first["step"] == 5
+    assert cells(html)[0][1:3] == [f"{100 * first['accuracy']:.2f}", f"{first['loss']:.3f}"]
+    succeeds("report", folder)
+    assert "Last checkpoint, test data." in (folder / "report.html").read_text(encoding="utf-8")
+    assert "step must be one of" in fails(2, "report", folder, "--step", "77")
+
+
 def test_report_rejects_invalid_input_in_one_line(fails, runs, tmp_path):
     assert "a folder of records" in fails(2, "report", tmp_path)
+    assert "--step must be omitted without the folder of a run" in fails(2, "report", tmp_path, "--step", "best")
     assert "--out must be a file with suffix .html" in fails(2, "report", runs / "sigmoid", "--out", "x.pdf")
     (tmp_path / "config.json").write_text("{")
     assert "damaged" in fails(3, "report", tmp_path)

@@ -15,7 +15,7 @@ import torch
 from hypersphere import energy, evaluation
 from hypersphere.report import Page, RunResult, Text, join_pages, page_html, project, run_page
 from hypersphere.report._vega import chart_spec
-from hypersphere.report.runs import _energies, _excess, grouped, run_table, shared_name, shown_classes
+from hypersphere.report.runs import _energies, _excess, grouped, metric_name, run_table, shared_name, shown_classes
 
 from .document import Checker
 
@@ -191,6 +191,7 @@ def test_layers_of_different_networks_have_separate_charts() -> None:
 def test_page_of_an_open_set_run_has_no_class_vectors() -> None:
     html = page_html(run_page([replace(made(), class_vectors=None, accuracy=None)]))
     assert "Angles between class vectors" not in html
+    assert "the smallest angle is" not in html
     assert "300 examples of 4 classes; validated on 60 examples of 4 other classes." in html
     assert "so this is not an open-set protocol" not in html
     assert "<canvas" in html
@@ -214,8 +215,35 @@ def test_page_of_runs_with_selection_does_not_mention_test_data() -> None:
 def test_validation_metrics_of_any_name_are_drawn() -> None:
     metrics = [{"kind": "epoch", "epoch": e, "loss": 1.0, "verification.accuracy": 0.9, "eer": 0.1} for e in (1, 2)]
     html = page_html(run_page([replace(made(), metrics=metrics)]))
-    assert "Verification.accuracy" in titles(html)
-    assert "curve of eer over epoch" in html
+    assert "Verification: accuracy" in titles(html)
+    assert "curve of equal error rate over epoch" in html
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("verification.eer", "verification: equal error rate"),
+        ("verification.lfw.auc", "verification lfw: area under the ROC curve"),
+        ("identification.rank10", "identification: accuracy at rank 10"),
+        ("retrieval.map_at_r", "retrieval: mean average precision at R"),
+        ("retrieval.recall1", "retrieval: recall at 1"),
+        ("my_protocol.rank_5", "my protocol: rank 5"),
+        ("top5", "top-5 accuracy"),
+    ],
+)
+def test_metric_name_is_readable(key: str, name: str) -> None:
+    assert metric_name(key) == name
+
+
+def test_page_names_the_step_of_an_earlier_checkpoint() -> None:
+    run = replace(made(), step=10)
+    page = run_page([run])
+    assert page.lead.endswith("accuracy on 60 test examples, checkpoint of step 10.")
+    assert run_table({"run": [run]}).caption.startswith("Checkpoint of step 10, test data.")
+    assert (run.numbers["loss"], run.numbers["seconds"]) == (1.0, 1.5)  # of the first epoch
+    both = [replace(run, name="one"), made("two", seed=1)]
+    assert run_table(grouped(both)).caption.startswith("Checkpoints step 10 (one), last (two), test data.")
+    assert run_table({"run": [made()]}).caption.startswith("Last checkpoint, test data.")
 
 
 def test_curves_of_validations_within_epochs_are_drawn_by_step() -> None:

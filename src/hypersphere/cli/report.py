@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hypersphere._validation import require
 from hypersphere.cli import options
 from hypersphere.cli.output import check_target, print_line
 
@@ -26,6 +27,7 @@ def report(
     landscape: Annotated[
         bool, typer.Option("--landscape", help="Also compute the loss and error around the trained weights.")
     ] = False,
+    step: options.Step = None,
     device: options.Device = None,
     threads: options.Threads = None,
     data_root: options.DataRoot = None,
@@ -43,6 +45,7 @@ def report(
     from hypersphere.cli.recipe_results import stored_results
 
     runs = [folder for folder in folders if options.is_run(folder)]
+    require(step is None or bool(runs), "--step", "omitted without the folder of a run", step)
     recorded = [stored_results(folder) for folder in folders if folder not in runs]
     target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     check_target("--out", target, [".html"])
@@ -53,7 +56,8 @@ def report(
         console, results = Console(stderr=True), []
         for folder in runs:
             with Status(f"evaluating {folder}", console=console):
-                opened = open_run(folder, data_root, device=device, trust_code=trust_code)
-                results.append(pages.run_result(opened.run, opened.experiment, landscape=landscape))
+                opened = open_run(folder, data_root, step=step, device=device, trust_code=trust_code)
+                shown = None if opened.step == opened.run.checkpoints().steps()[-1] else opened.step
+                results.append(pages.run_result(opened.run, opened.experiment, landscape=landscape, step=shown))
         pages.write_page(target, pages.join_pages([*([pages.run_page(results)] if results else []), *made]))
     print_line(f"Report: {target}")

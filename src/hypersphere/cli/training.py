@@ -189,7 +189,8 @@ def _print_end(trainer: Trainer, out: Path, print_once: Callable[..., None], war
         warn_once(f"{len(skipped)} files could not be decoded and were skipped: {names}")
     trust = " --trust-code" * bool(foreign_code(trainer.config))
     step = " --step best" * (best["step"] is not None)
-    print_once(f"Run: {out}", f"Next: hypersphere evaluate {out}{step}{trust}, or hypersphere report {out}{trust}")
+    arguments = f"{out}{step}{trust}"
+    print_once(f"Run: {out}", f"Next: hypersphere evaluate {arguments}, or hypersphere report {arguments}")
 
 
 def _first_line(error: Exception) -> str:

@@ -21,13 +21,14 @@ LEARNED = (("k", "log_k", "angular", "k", 0.0), ("radius_factor", "log_radius", 
 
 
 @torch.no_grad()
-def run_result(run: Any, experiment: Any, *, landscape: bool = False) -> RunResult:
+def run_result(run: Any, experiment: Any, *, landscape: bool = False, step: int | None = None) -> RunResult:
     """Measure a run on its held-out data.
 
     Args:
         run: a `hypersphere.training.Run`.
         experiment: `run.experiment()`, with the weights of a checkpoint; it is moved to the CPU.
         landscape: also compute the loss and error around the trained weights.
+        step: the step of the checkpoint, if it is not the last one.
 
     Raises:
         ValueError: if features or class vectors are not finite, or there are no held-out data.
@@ -58,6 +59,7 @@ def run_result(run: Any, experiment: Any, *, landscape: bool = False) -> RunResu
         filters=_filters(body),
         landscape=around,
         training_classes=len(split.classes),
+        step=step,
         **_learned_parameters(body),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,6 +43,14 @@ COLUMNS = {
     "energy": Column("hidden energy", None, ".4f"),
     "seconds": Column("seconds", None, ".1f"),
 }
+METRICS = {  # names of logged metrics; {} is a number at the end of the key
+    "eer": "equal error rate",
+    "auc": "area under the ROC curve",
+    "map_at_r": "mean average precision at R",
+    "top": "top-{} accuracy",
+    "rank": "accuracy at rank {}",
+    "recall": "recall at {}",
+}
 UNITS = {"epoch": "epoch", "step": "step", "validation": "step"}  # of the horizontal axis, by the kind of logged lines
 Groups: TypeAlias = "Mapping[str, Sequence[RunResult]]"  # by name: runs that differ only in their seed, ordered by seed
 
@@ -65,6 +74,7 @@ class RunResult:
         learned: all learned k and factors of ρ, under "k" and "radius_factor"; `starts` their initial values.
         landscape: loss and error around the trained weights.
         training_classes: number of classes of the training data; None if they are those of the test data.
+        step: the step of the checkpoint; None for the last checkpoint.
 
     With the setting `selection`, a part of the training data takes the place of the test data.
     """
@@ -85,6 +95,7 @@ class RunResult:
     starts: Mapping[str, float] = field(default_factory=dict)
     landscape: evaluation.Landscape | None = None
     training_classes: int | None = None
+    step: int | None = None
 
     def _repr_html_(self) -> str:
         return run_page([self])._repr_html_()
@@ -106,6 +117,10 @@ class RunResult:
         """Return the name of the chosen data, model or head."""
         setting = self.settings.get(part, "")
         return str(setting.get("name", "") if isinstance(setting, Mapping) else setting)
+
+    def _is_past(self, line: Mapping[str, Any]) -> bool:
+        """Return True if a line was logged before the checkpoint was saved."""
+        return self.step is None or line.get("step", 0) <= self.step
 
     @property
     def settings_but_seed(self) -> dict[str, Any]:
@@ -136,7 +151,8 @@ class RunResult:
         """The numbers of the summary table by key; those that are not available are omitted."""
         numbers: dict[str, float | None] = {"accuracy": None if self.accuracy is None else 100 * self.accuracy}
         for key in ("loss", "seconds"):
-            logged = [value for value in self.over("epoch", key).values() if value is not None]
+            lines = [line for line in self.metrics if line.get("kind") == "epoch" and self._is_past(line)]
+            logged = [line[key] for line in lines if line.get(key) is not None]
             numbers[key] = logged[-1] if logged else None
         if 1 < len(self.labels.unique()) < len(self.labels):
             numbers["fisher"] = evaluation.angular_fisher_score(self.features, self.labels)
@@ -227,6 +243,14 @@ def held_out_kind(runs: Iterable[RunResult]) -> str:
     return kinds.pop() if len(kinds) == 1 else "held-out"
 
 
+def _checkpoint(runs: Sequence[RunResult]) -> str:
+    """Return which checkpoints the runs were measured at."""
+    if len({run.step for run in runs}) == 1:
+        return "last checkpoint" if runs[0].step is None else f"checkpoint of step {runs[0].step:,}"
+    names = {run.name: "last" if run.step is None else f"step {run.step:,}" for run in runs}
+    return f"checkpoints {', '.join(f'{step} ({name})' for name, step in names.items())}"
+
+
 def run_table(groups: Groups) -> Table:
     """Return the summary: one row per group, mean ± s.d. over its seeds."""
     numbers = {name: [run.numbers for run in runs] for name, runs in groups.items()}
@@ -239,9 +263,11 @@ def run_table(groups: Groups) -> Table:
     }
     if "accuracy" in columns:
         columns["accuracy"] = replace(columns["accuracy"], name=f"{kind} accuracy %")
+    checkpoint = _checkpoint([run for runs in groups.values() for run in runs])
+    angle = "; the smallest angle is that between class vectors" * ("separation" in columns)
     caption = (
-        f"Last checkpoint, {kind} data. Fisher score, EER, TAR and rank-1 compare {kind} features with each other, "
-        f"the last three for up to {MOST_COMPARED:,} examples; the smallest angle is that between class vectors."
+        f"{checkpoint[0].upper()}{checkpoint[1:]}, {kind} data. Fisher score, EER, TAR and rank-1 compare {kind} "
+        f"features with each other, the last three for up to {MOST_COMPARED:,} examples{angle}."
     )
     if not same_data:
         caption += " The runs were tested on different examples, so no best run is marked."
@@ -275,6 +301,7 @@ def _lead(runs: Sequence[RunResult]) -> str:
     else:
         selected = f"{kind} " * (kind != "test")
         reached = f"validated on {len(first.labels):,} {selected}examples of {len(first.classes):,} other classes"
+    reached += f", {_checkpoint(runs)}" * any(run.step is not None for run in runs)
     return (
         f"{models} with {sizes}-d features, {epochs} {'epoch' if epochs == '1' else 'epochs'} on "
         f"{first.examples:,} examples of {training_classes:,} classes; {reached}."
@@ -309,7 +336,7 @@ def _training_tab(groups: Groups) -> Stack:
     names = {"test_accuracy": accuracy, "accuracy": accuracy}
     curves = [
         _over(groups, "epoch", "loss", "training loss"),
-        *(_over(groups, kind, key, names.get(key, key.replace("_", " "))) for key in validated),
+        *(_over(groups, kind, key, names.get(key) or metric_name(key)) for key in validated),
         _over(groups, "step", "loss", "batch loss"),
         _over(groups, "step", "rate", "learning rate"),
     ]
@@ -329,6 +356,23 @@ def _training_tab(groups: Groups) -> Stack:
         SideBySide(f"Hyperspherical energy by {UNITS[kind]}", [chart for chart in energies if chart], caption),
     ]
     return Stack("Training", [row for row in rows if row.sections])
+
+
+def metric_name(key: str) -> str:
+    """Return the name of a logged metric, after that of its protocol.
+
+    >>> metric_name("verification.eer"), metric_name("identification.rank5"), metric_name("top5")
+    ('verification: equal error rate', 'identification: accuracy at rank 5', 'top-5 accuracy')
+    >>> metric_name("verification.lfw.auc"), metric_name("my_protocol.mean_angle")
+    ('verification lfw: area under the ROC curve', 'my protocol: mean angle')
+    """
+    protocol, dot, metric = key.rpartition(".")
+    counted_metric = re.fullmatch(r"(top|rank|recall)(\d+)", metric)
+    if counted_metric:
+        name = METRICS[counted_metric[1]].format(counted_metric[2])
+    else:
+        name = METRICS.get(metric, metric.replace("_", " "))
+    return f"{protocol.replace('.', ' ').replace('_', ' ')}: {name}" if dot else name
 
 
 def _over(groups: Groups, kind: str, key: str, name: str) -> Chart | None:
