@@ -658,3 +658,9 @@ def test_experiment_stores_the_absolute_path_of_a_file_of_pairs(tmp_path, monkey
     for root in (None, tmp_path / "elsewhere"):  # pairs are not relative to the data root
         stored = build(config, split=split, data_root=root).config.validation.protocols
         assert [one.options for one in stored] == [{"pairs": str(tmp_path / "pairs.txt")}, {}]
+
+
+def test_build_experiment_refuses_a_mapping():
+    with pytest.raises(ValueError) as error:
+        build({"head": "arcface"})
+    assert str(error.value) == "config must be a Config, such as Config.of({...}), not {'head': 'arcface'}"

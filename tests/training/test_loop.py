@@ -44,6 +44,34 @@ def test_fit_learns_separable_data_and_is_reproducible():
     assert not torch.equal(trained(seed=1)[1].weight, head.weight)
 
 
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        (torch.randn(2, 3), "a Tensor"),  # two rows, which could be unpacked
+        (torch.randn(5, 3), "a Tensor"),
+        ((torch.randn(2, 3),), "a tuple of length 1 (Tensor)"),
+        ([torch.randn(2, 3)] * 3, "a list of length 3 (Tensor, Tensor, Tensor)"),
+        ((torch.randn(2, 3), [0, 1]), "a tuple of length 2 (Tensor, list)"),
+        ({"x": torch.randn(2, 3), "y": torch.tensor([0, 1])}, "a dict"),
+    ],
+)
+def test_fit_and_embed_refuse_batches_that_are_no_pairs(batch, found):
+    model, head, optimizer = parts()
+    message = f"data must yield (inputs, labels) with labels as a tensor, not {found}"
+    for call in (
+        lambda: embed(model, [batch]),
+        lambda: fit(model, head, [batch], epochs=1, optimizer=optimizer),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        assert str(error.value) == message
+
+
+def test_embed_refuses_another_number_of_labels():
+    with pytest.raises(ValueError, match="labels must be as many as the 4 features of their batch, not 3"):
+        embed(nn.Linear(3, 2), [(torch.randn(4, 3), torch.arange(3))])
+
+
 def test_fit_accepts_a_data_loader():
     x, y = blobs()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16)

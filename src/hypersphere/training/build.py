@@ -400,6 +400,7 @@ def build(
         >>> experiment.config.model.name, experiment.network.feature_dim, experiment.steps
         ('embedding_cnn', 64, 2)
     """
+    require(isinstance(config, Config), "config", "a Config, such as Config.of({...})", config)
     require_trust(config, trust_code, "the config")
     # The run can then be opened from another working directory. Data below a data root are found there.
     reads_data = split is None and outline is None

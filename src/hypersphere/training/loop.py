@@ -120,8 +120,8 @@ def fit(
 
     Raises:
         FloatingPointError: if the loss is not finite; the parameters are those before that step.
-        ValueError: if an epoch has no batch, for example because an iterator was exhausted by the first epoch, or if
-            the optimiser does not have the parameters of the head.
+        ValueError: if a batch is not a pair, if an epoch has no batch, for example because an iterator was exhausted by
+            the first epoch, or if the optimiser does not have the parameters of the head.
     """
     _require_parameters(optimizer, head)
     model.train()
@@ -188,7 +188,7 @@ def minimize(
         began = time.perf_counter()
         for group in _groups(data, accumulate, at.position):
             check = at.step == 0 or (at.step + 1) % check_every == 0
-            batches = [prepare(x, y) for x, y in group]
+            batches = [prepare(*_pair(batch)) for batch in group]
             optimizer.zero_grad(set_to_none=True)
             loss = _backward(objective, batches, scaler, at, check=check)
             _step(optimizer, clip, scaler)
@@ -226,6 +226,19 @@ def _groups(data: Any, accumulate: int, done: int) -> Iterator[list[Batch]]:
     while group := list(itertools.islice(batches, min(accumulate, left) if left > 0 else accumulate)):
         left -= len(group)
         yield group
+
+
+def _pair(batch: Any) -> Batch:
+    """Return a batch; raise a `ValueError` unless it is a pair of inputs and labels.
+
+    A tensor of two rows could be unpacked, too.
+    """
+    is_sequence = isinstance(batch, (tuple, list))
+    if is_sequence and len(batch) == 2 and isinstance(batch[1], Tensor):
+        return batch[0], batch[1]
+    kinds = ", ".join(type(one).__name__ for one in batch[:3]) if is_sequence else ""
+    found = f"a {type(batch).__name__}" + (f" of length {len(batch)} ({kinds})" if is_sequence else "")
+    raise ValueError(f"data must yield (inputs, labels) with labels as a tensor, not {found}")
 
 
 def _backward(
@@ -309,8 +322,11 @@ def embed(
 ) -> tuple[Float[Tensor, " samples *dim"], Shaped[Tensor, " samples"]]:
     """Return the features (N, d) and labels (N,) of all data, computed with the model in evaluation mode."""
     with evaluation_mode(model), parametrize.cached():
-        parts = [(model(x), y) for x, y in data]
+        parts = [(model(x), y) for x, y in map(_pair, data)]
     require(bool(parts), "data", "an iterable with at least one batch", data)
+    for features, labels in parts:
+        accepted = f"as many as the {len(features)} features of their batch"
+        require(len(features) == len(labels), "labels", accepted, len(labels))
     return torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
