@@ -52,7 +52,7 @@ def test_list_rejects_unknown_menus_and_entries(fails):
     assert "menu must be one of data-sets, samplers," in fails(2, "list", "hats")
     assert "menu must be given before the entry (`list heads arcface`), not 'arcface'" in fails(2, "list", "arcface")
     assert "entry must be one of softmax," in fails(2, "list", "heads", "hat")
-    assert fails(2, "list", "heads", "cosface").endswith("not 'cosface'; did you mean am_softmax?\n")
+    assert fails(2, "list", "heads", "CosFace").endswith("not 'CosFace'; did you mean am_softmax?\n")
     assert fails(2, "list", "networks", "opt").endswith("not 'opt'; did you mean opt_cnn6 or opt_cnn9?\n")
     assert "--json needs the name of a menu" in fails(2, "list", "--json")
 

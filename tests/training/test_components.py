@@ -13,6 +13,7 @@ from hypersphere.training.components import (
     _parameters,
     _value,
     check_components,
+    complete_settings,
     create,
     foreign_code,
     require_trust,
@@ -70,9 +71,8 @@ def test_create_fills_parameters_from_the_context_only_if_the_user_did_not_set_t
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("cosface", "am_softmax"),
         ("CosFace", "am_softmax"),
-        ("sphereface", "a_softmax"),
+        ("aam_sotfmax", "arcface"),
         ("SphereFace", "a_softmax"),
         ("arcfce", "arcface"),
         ("sphereface_2", "sphereface2"),
@@ -80,6 +80,17 @@ def test_create_fills_parameters_from_the_context_only_if_the_user_did_not_set_t
 )
 def test_create_suggests_the_head_that_was_meant(name, meant):
     assert message(create_head, name).endswith(f"not {name!r}; did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [("cosface", "am_softmax"), ("sphereface", "a_softmax"), ("aam_softmax", "arcface")]
+)
+def test_create_accepts_the_names_of_the_literature_for_heads(name, preset):
+    assert repr(create_head(name, {"m": 2})) == repr(create_head(preset, {"m": 2}))
+    assert name not in list(MENUS["head"])
+    config = Config.of({"head": name})
+    check_components(config)
+    assert complete_settings(config)["head"]["m"] == MENUS["head"].options(preset)["m"]
 
 
 @pytest.mark.parametrize("name", ["triplet", "wandb", "x" * 1000])

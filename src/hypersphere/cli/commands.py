@@ -135,7 +135,11 @@ app = typer.Typer(
     help="Deep learning on the hypersphere.",
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # Options may also be written with underscores, like the settings in files: --batch_size is --batch-size.
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    },
 )
 
 

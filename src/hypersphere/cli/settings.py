@@ -24,6 +24,7 @@ __all__ = ["assignment", "changed_settings", "fill_lines", "json_block", "settin
 Change = tuple[str, Any]  # the dotted path of a setting, and its value
 GROUPS = {"Embedding": Embedding, "Validation": Validation}  # settings that are groups of settings
 PANELS = {"data": "Data", "model": "Model", "optimizer": "Training", "validation": "Measurements and files"}
+FREE_KEYS = ("data", "model")  # options of these can be mappings with any keys, such as names of classes
 WIDTH = 116  # columns of printed settings
 KINDS = {"int": "INTEGER", "float": "NUMBER", "bool": None, "str": "TEXT", "Component": "NAME"}
 ELSEWHERE = {  # options of components under names that are common elsewhere
@@ -130,7 +131,20 @@ def assignment(text: str) -> Change:
     """Return the path and value of `KEY=VALUE`."""
     key, equals, value = text.partition("=")
     require(bool(equals and key), "--set", "KEY=VALUE", text)
-    return key, parse_value(value)
+    return _setting_path(key), parse_value(value)
+
+
+def _setting_path(text: str) -> str:
+    """Return a dotted path with the names of settings and options spelt with underscores, as in files.
+
+    Keys that are not names of the library, such as those of classes, are not changed.
+
+    >>> _setting_path("data.held-out"), _setting_path("augment.rand-augment.m"), _setting_path("data.keep.class-3")
+    ('data.held_out', 'augment.rand_augment.m', 'data.keep.class-3')
+    """
+    names = text.split(".")
+    depth = 2 if names[0] in FREE_KEYS else len(names)
+    return ".".join([name.replace("-", "_") for name in names[:depth]] + names[depth:])
 
 
 def _dotted(arguments: Sequence[str], option_names: Iterable[str]) -> Iterable[Change]:
@@ -146,17 +160,17 @@ def _dotted(arguments: Sequence[str], option_names: Iterable[str]) -> Iterable[C
     left = list(arguments)
     while left:
         key, equals, value = left.pop(0).partition("=")
-        path = key.removeprefix("--")
+        path = _setting_path(key.removeprefix("--"))
         first, dot, rest = path.partition(".")
-        if not (key.startswith("--") and dot and first.replace("-", "_") in settings):
+        if not (key.startswith("--") and dot and first in settings):
             raise ValueError(f"{key[:80]} is not an option{_suggestion(path, rest, settings, option_names)}")
         if not equals:
             value = left.pop(0) if left and not left[0].startswith("--") else "true"
-        yield f"{first.replace('-', '_')}.{rest}", parse_value(value)
+        yield path, parse_value(value)
 
 
 def _suggestion(path: str, rest: str, settings: Sequence[str], option_names: Iterable[str]) -> str:
-    elsewhere = ELSEWHERE.get(path.replace("-", "_"))
+    elsewhere = ELSEWHERE.get(path)
     if elsewhere:
         return f"; did you mean --{elsewhere}?"
     # Dashes are left out of the comparison: they would make every pair of options similar.

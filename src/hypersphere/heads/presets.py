@@ -451,7 +451,7 @@ PRESETS: dict[str, Callable[..., AngularHead]] = {
     "sphereface2": sphereface2,
 }
 
-# Names of the literature for presets. Messages about unknown names in configs suggest the preset.
+# Names of the literature for presets. Configs accept them too.
 cosface = am_softmax
 sphereface = a_softmax
 aam_softmax = arcface

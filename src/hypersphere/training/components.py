@@ -38,8 +38,8 @@ class Menu(Mapping[str, Factory]):
         passed: parameters that the library passes to the factories; users cannot set them.
         sizes: parameters that follow from the data unless the user sets them.
         handled: import path of a dataclass of options that every entry has and that the library handles.
-        synonyms: import path of a dictionary from names in other libraries to entries, for error messages.
-        option_synonyms: the same for names of options.
+        synonyms: import path of a dictionary from other names to entries. They are accepted, but not listed.
+        option_synonyms: import path of a dictionary from other names of options to these, for error messages.
         library: import path of a function that loads `timm:NAME` and similar names.
 
     Example:
@@ -97,7 +97,7 @@ class Menu(Mapping[str, Factory]):
         return Component(component.name, options), _load(self._handled)(**handled)
 
     def __getitem__(self, name: str) -> Factory:
-        return self.entries[name]
+        return self.entries[name if name in self.entries else self.synonyms.get(name, name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

@@ -236,7 +236,8 @@ class Config:
         """
         settings = read_settings(path)
         try:
-            return cls.of(settings) if is_config_of_run(path) else cls().patched(settings)
+            config = cls.of(settings)  # its errors name the setting
+            return config if is_config_of_run(path) else cls().patched(settings)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
