@@ -168,6 +168,18 @@ def test_damaged_calibration_is_reported_in_one_line(content, calibrated, fails)
     assert "calibration.json is damaged" in fails(3, "evaluate", run.folder)
 
 
+def test_calibrate_says_which_rates_it_cannot_promise(calibrated, succeeds, tmp_path):
+    run, out, _ = calibrated
+    assert "is not promised" not in out
+    words = ["--calibrate", "--far", "0.1,1e-6,1e-9", "--bootstrap", 0, "--json", tmp_path / "found.json"]
+    out = succeeds("evaluate", run.folder, *words)
+    reason = "because the different pairs of the fitted classes cannot resolve it"
+    assert f"FAR 1e-06, 1e-09 is not promised, {reason}." in " ".join(out.split())
+    found = read(tmp_path / "found.json")["calibration"]
+    assert [point["promised"] for point in found["far"]] == [0.1]
+    assert found["unresolved"] == [1e-6, 1e-9]
+
+
 def test_calibrate_warns_if_training_has_seen_the_classes(plain, succeeds, tmp_path):
     folder = shutil.copytree(plain.folder, tmp_path / "run")
     out = succeeds("evaluate", folder, "--calibrate", "--prior", "0.01", "--bootstrap", 0)

@@ -1,6 +1,7 @@
 import io
 import json
 import pickle
+import re
 import shutil
 
 import numpy as np
@@ -56,6 +57,9 @@ def test_evaluate_run_matches_the_definitions(plain, succeeds, tmp_path):
     assert "3,000 same and 3,000 different, drawn, in 10 folds" in out
     assert "Rates and thresholds: of all pairs of the samples." in out
     assert "Samples: test data of 10 classes, checkpoint of step 80." in out
+    assert "Verification accuracy: mean over the folds ± its standard error." in out
+    assert "Hardness: mean ± standard deviation over the samples." in out
+    assert "are always 100 % and omitted" not in out
     assert "draws of the pairs" in out  # because training has seen these classes
     experiment = plain.experiment()
     data = experiment.data.validation
@@ -73,6 +77,12 @@ def test_evaluate_run_matches_the_definitions(plain, succeeds, tmp_path):
     hardness = angles[np.arange(len(labels)), labels] / angles.sum(1)
     assert found["hardness"]["mean"] == pytest.approx(hardness.mean(), rel=1e-4)
     assert found["hardness"]["deviation"] == pytest.approx(hardness.std(), rel=1e-4)
+
+
+def test_evaluate_omits_ranks_that_include_the_whole_gallery(plain, succeeds):
+    out = succeeds("evaluate", plain.folder, "--bootstrap", 0, "--ranks", "1,9,10,50")
+    assert re.findall(r"identification at rank (\d+)", out) == ["1", "9"]
+    assert "a gallery of 10 samples, the first of each class; ranks from 10 on are always 100 % and omitted." in out
 
 
 def test_evaluate_says_that_rates_of_drawn_pairs_differ_from_the_report(plain, succeeds):

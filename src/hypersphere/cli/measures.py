@@ -123,7 +123,10 @@ def _measure_calibration(opened: Opened, features: Tensor, labels: Tensor, proto
     else:
         fitted = found
     measured = {**fitted.measure(features, labels, classes), "fitted": fitted.description()}
-    if protocol.calibrate:  # after the measurement, which may fail
+    if protocol.calibrate:
+        if unresolved := [rate for rate in protocol.far if rate not in fitted.thresholds]:
+            measured["unresolved"] = unresolved
+        # After the measurement, which may fail.
         measured["file"] = str(fitted.save(opened.run.folder))
     return {"calibration": measured}
 

@@ -186,7 +186,7 @@ def _lines(results: Mapping[str, Any]) -> Iterator[Line]:
     if (part := results.get("calibration")) and "left_out" not in part:
         yield from _calibration_lines(part)
     if part := results.get("identification"):
-        for rank, value in part["rank"].items():
+        for rank, value in _informative_ranks(part).items():
             yield f"identification at rank {rank}", SHARE.show(value), None, f"{part['probes']:,} probes"
     if "angular_fisher_score" in results:
         score, count = results["angular_fisher_score"], f"{results['samples']:,} samples"
@@ -194,6 +194,15 @@ def _lines(results: Mapping[str, Any]) -> Iterator[Line]:
     if part := results.get("hardness"):
         value = _with_deviation(part["mean"], part["deviation"])
         yield "angular visual hardness", value, None, f"{part['samples']:,} samples"
+
+
+def _informative_ranks(part: Mapping[str, Any]) -> dict[Any, Any]:
+    """Return the accuracies at ranks below the size of the gallery; at others every probe is found.
+
+    >>> _informative_ranks({"rank": {"1": 0.9, "10": 1.0}, "gallery": 6})
+    {'1': 0.9}
+    """
+    return {rank: value for rank, value in part["rank"].items() if int(rank) < part["gallery"]}
 
 
 def _calibration_lines(part: Mapping[str, Any]) -> Iterator[Line]:
@@ -235,6 +244,7 @@ def _captions(results: Mapping[str, Any]) -> Iterator[str]:
         kinds = f"{part['same']:,} same and {part['different']:,} different, {part['pairs']}"
         rule = "a fold uses the threshold of the others; the best accuracy uses the test pairs themselves"
         yield f"Pairs: {kinds}, in {part['folds']} folds; {rule}."
+        yield "Verification accuracy: mean over the folds ± its standard error."
         rates = part.get("rates", part)
         if rates is not part:
             yield "Rates and thresholds: of all pairs of the samples."
@@ -250,9 +260,13 @@ def _captions(results: Mapping[str, Any]) -> Iterator[str]:
     if part := results.get("calibration"):
         yield from _calibration_captions(part)
     if part := results.get("identification"):
-        yield f"Probes: compared with a gallery of {part['gallery']:,} samples, the first of each class."
+        size, is_complete = part["gallery"], len(_informative_ranks(part)) == len(part["rank"])
+        left_out = "" if is_complete else f"; ranks from {size:,} on are always 100 % and omitted"
+        yield f"Probes: compared with a gallery of {size:,} samples, the first of each class{left_out}."
     if "angular_fisher_score" in results:
-        yield f"Fisher score{' and hardness' * ('hardness' in results)}: lower is better."
+        has_hardness = "hardness" in results
+        deviation = " Hardness: mean ± standard deviation over the samples." * has_hardness
+        yield f"Fisher score{' and hardness' * has_hardness}: lower is better.{deviation}"
 
 
 def _calibration_captions(part: Mapping[str, Any]) -> Iterator[str]:
@@ -264,6 +278,9 @@ def _calibration_captions(part: Mapping[str, Any]) -> Iterator[str]:
         f"Calibration: fitted on {fitted['fitted_classes']:,} classes, measured on {part['classes']:,} others; "
         f"probabilities assume that {fitted['prior']:.0%} of the pairs are same."
     )
+    if unresolved := part.get("unresolved"):
+        rates = ", ".join(f"{rate:g}" for rate in unresolved)
+        yield f"FAR {rates} is not promised, because the different pairs of the fitted classes cannot resolve it."
     if not fitted["open_set"]:
         yield "Training has seen these classes, so the calibration is too optimistic for new ones."
     if "file" in part:
