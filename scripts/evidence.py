@@ -28,9 +28,10 @@ TITLES = {
 # Claims that are drawn and listed in the README: of each table or figure the first that is decided and begins with the
 # words after the colon, if there are any.
 HEADLINES = (
-    "T2.2", "T2.3", "T2.8", "T2.9", "F3.3b", "F3.5", "T4.3", "T4.7", "T6.1", "T6.1: CoMHE has a lower error than weight",
-    "T5.1", "T5.2", "T6.4", "T6.5", "T5.7", "F5.4", "T5.8", "T-E.6", "T-E.6: RP-CoMHE", "T7.3", "T7.3: From Xavier",
-    "T7.4", "T7.5", "T7.1", "T7.2", "O-T10", "T-F.5", "O-F9", "O-T8", "O-T9",
+    "T2.2", "T2.3", "T2.8", "T2.9", "F3.3b", "F3.5", "T4.3", "T4.7", "T6.1",
+    "T6.1: CoMHE has a lower error than weight", "T5.1", "T5.2", "T6.4", "T6.5", "T5.7", "F5.4", "T5.8", "T-E.6",
+    "T-E.6: RP-CoMHE", "T7.3", "T7.3: From Xavier", "T7.4", "T7.5", "T7.1", "T7.2", "O-T10", "T-F.5", "O-F9",
+    "O-T8", "O-T9",
 )  # fmt: skip
 COLORS = {"yes": "#1a7f37", "no": "#b42318", "not resolved": "#6b7280"}
 COLUMNS = ("claim", "source", "printed difference", "here", "seeds", "verdict", "recipe")
