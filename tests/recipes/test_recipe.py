@@ -107,6 +107,12 @@ def test_find_recipe_by_a_table_that_thesis_and_paper_print(of_thesis, of_paper)
     assert find_recipe(of_thesis) is find_recipe(of_paper)
 
 
+def test_every_table_and_figure_of_the_sources_finds_a_recipe():
+    for name, entry in source_entries().items():
+        if entry.needs_recipe:
+            assert name in find_recipe(name).covers
+
+
 def test_description_is_plain_data():
     described = RECIPES["energy-cnn"].description()
     assert described["scales"] == list(SCALES)
