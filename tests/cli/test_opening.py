@@ -197,6 +197,7 @@ def test_landscape_leaves_out_broken_files_if_the_run_skips_them(photos, succeed
     (folder / held_out.name(1)).write_text("no image")
     run = train(tmp_path / "run", data=split, broken_files="skip", epochs=1)
     succeeds("report", run.folder, "--landscape")
+    assert ">Landscape<" in (run.folder / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["evaluate", "embed", "attack", "report", "inspect"])

@@ -99,6 +99,8 @@ def _landscape(experiment: Any) -> evaluation.Landscape:
         except BrokenSample:
             if experiment.config.broken_files != "skip":
                 raise
+    if not examples:
+        raise ValueError("a landscape needs at least one readable test example, but none can be read")
     inputs, labels = torch.stack(examples).to(experiment.device), source.labels[rows].to(experiment.device)
 
     def measure() -> dict[str, Tensor]:
