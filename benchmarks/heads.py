@@ -53,15 +53,17 @@ ENERGY_TARGET = 2.1
 
 
 def losses(dim: int, classes: int) -> dict[str, tuple[Callable, torch.Tensor]]:
-    """Return every contender: a loss of features and labels, and the weight that it trains."""
+    """Return every contender: a loss of features and labels, and the weight that it trains.
+
+    All contenders but the peers train the same weight. With weights of their own they would need 9 GB at 100,000
+    classes, and each would find the cache filled by another one.
+    """
     weight = torch.nn.Parameter(torch.randn(classes, dim, generator=torch.Generator().manual_seed(1)) / dim**0.5)
     contenders = {"plain softmax": (lambda x, y: F.cross_entropy(F.linear(x, weight), y), weight)}
     for name in COSINE:
-        head = hs.heads.PRESETS[name](dim, classes)
-        contenders[name] = (head, head.weight)
+        contenders[name] = _with_weight(hs.heads.PRESETS[name](dim, classes), weight)
     for name, make in OTHER.items():
-        head = make(dim, classes)
-        contenders[name] = (head, head.weight)
+        contenders[name] = _with_weight(make(dim, classes), weight)
     try:
         from pytorch_metric_learning import losses as peers
     except ImportError:
@@ -70,6 +72,11 @@ def losses(dim: int, classes: int) -> dict[str, tuple[Callable, torch.Tensor]]:
         peer = getattr(peers, loss)(num_classes=classes, embedding_size=dim, **options)
         contenders[name] = (peer, peer.W)
     return contenders
+
+
+def _with_weight(head: hs.heads.AngularHead, weight: torch.nn.Parameter) -> tuple[Callable, torch.Tensor]:
+    head.weight = weight
+    return head, weight
 
 
 def batch(batch: int, dim: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,8 @@
-"""Time contenders in turns, and report each time as a ratio to the baseline of the same round.
+"""Time contenders in turns, and report each time as a ratio to a run of the baseline right before or after it.
 
-The speed of a shared machine drifts; ratios within one round do not. The order of the contenders rotates.
+The speed of a shared machine drifts within seconds, and a step is slower or faster depending on what ran before it. So
+every run of a contender has a run of the baseline next to it, before it in even rounds and after it in odd ones. The
+order of the contenders rotates.
 """
 
 from __future__ import annotations
@@ -38,28 +40,36 @@ def compare(
     warmup: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Time each contender once per round; on a busy machine, `clock=time.process_time` with one thread varies less."""
+    """Time each contender and the baseline once per round; `clock=time.process_time` suits a busy machine."""
     for step in contenders.values():
         for _ in range(warmup):
             step()
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    names = list(contenders)
+
+    def seconds(name: str) -> float:
+        began = clock()
+        contenders[name]()
+        return clock() - began
+
+    # For each contender, pairs of its time and that of the baseline next to it.
+    names = [name for name in contenders if name != baseline]
+    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for turn in range(rounds):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            began = clock()
-            contenders[name]()
-            times[name].append(clock() - began)
+            if turn % 2 == 0:
+                base = seconds(baseline)
+                pairs[name].append((seconds(name), base))
+            else:
+                mine = seconds(name)
+                pairs[name].append((mine, seconds(baseline)))
         gc.collect()
-    base = times[baseline]
-    return {
-        name: Timing(
-            statistics.median(mine / other for mine, other in zip(of, base, strict=True)),
-            min(of) / min(base),
-            1e3 * statistics.median(of),
-        )
-        for name, of in times.items()
-    }
+    base_times = [base for of in pairs.values() for _, base in of]
+    timings = {baseline: Timing(1.0, 1.0, 1e3 * statistics.median(base_times))}
+    for name, of in pairs.items():
+        times = [mine for mine, _ in of]
+        ratio = statistics.median(mine / base for mine, base in of)
+        timings[name] = Timing(ratio, min(times) / min(base for _, base in of), 1e3 * statistics.median(times))
+    return timings
 
 
 def environment() -> dict[str, str]:
