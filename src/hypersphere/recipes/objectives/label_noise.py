@@ -218,14 +218,14 @@ FACE_LABEL_NOISE = Recipe(
     seeded=_SEEDED,
     tuning=Tuning({"head.m": [0.05, 0.1]}, metric="accuracy", held_out=0.2),
     claims=_CLAIMS,
-    note="0, 20 or 40 % of the training photographs get the name of another person, drawn uniformly; seed k draws them, "
-    "and they are the same in all rows of a level of noise. Seed k also draws the people: of the 610 people of LFW "
-    "with at least four photographs, 427 are trained on and 183 are tested. Verification: 3,000 pairs of test people"
-    " in five folds. Identification: the first photograph of each test person is the gallery. The methods are those "
-    "of the recipe label-noise, with the same grid: each row has two trials, m = 0.05 and 0.1 at s = 30, chosen by "
-    "verification on a fifth of the training people, whose labels are right there; the filter and the number of "
-    "centres are not tuned. The length of training was set by two pilot runs of ArcFace at 40 % noise, with seed 100"
-    " on a fifth of the training people and without test data: it fitted 62 % of the right labels with m = 0.1 and "
-    "63 % with m = 0.05. Most people have fewer than ten photographs, so three centres per person have little to "
-    "choose from.",
+    note="0, 20 or 40 % of the training photographs get the name of another person, drawn uniformly; seed k draws "
+    "them, and they are the same in all rows of a level of noise. Seed k also draws the people: of the 610 "
+    "people of LFW with at least four photographs, 427 are trained on and 183 are tested. Verification: 3,000 "
+    "pairs of test people in five folds. Identification: the first photograph of each test person is the "
+    "gallery. The methods are those of the recipe label-noise, with the same grid: each row has two trials, m "
+    "= 0.05 and 0.1 at s = 30, chosen by verification on a fifth of the training people, whose labels are "
+    "right there; the filter and the number of centres are not tuned. The length of training was set by two "
+    "pilot runs of ArcFace at 40 % noise, with seed 100 on a fifth of the training people and without test "
+    "data: it fitted 62 % of the right labels with m = 0.1 and 63 % with m = 0.05. Most people have fewer "
+    "than ten photographs, so three centres per person have little to choose from.",
 )
