@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hypersphere._collectives import Processes
 from hypersphere._validation import require
 from hypersphere.heads._class_storage import LocalClasses, rows_of_classes
-from hypersphere.heads._collectives import Processes
 from hypersphere.heads._negatives import Negatives
 from hypersphere.heads.fused_loss import ClassInputs, ClassTerms, ScoreRule, class_terms
 

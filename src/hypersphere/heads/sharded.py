@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics
+from hypersphere._collectives import Processes, error_message
 from hypersphere._validation import is_number, require
 from hypersphere.functions._recomputation import PassHistory
 from hypersphere.heads._checks import (
@@ -30,7 +31,6 @@ from hypersphere.heads._checks import (
     require_labels,
     without_ignored,
 )
-from hypersphere.heads._collectives import Processes, problem_of
 from hypersphere.heads._sharded_classes import ShardedClasses, even_sizes, numbered_blocks
 from hypersphere.heads._state import call_fingerprint
 from hypersphere.heads.head import AngularHead
@@ -100,7 +100,7 @@ class ShardedHead(nn.Module):
     ) -> None:
         super().__init__()
         self.processes = Processes(group)
-        self.processes.raise_any(problem_of(lambda: _check_plan(head, sizes, sample, backbone)))
+        self.processes.raise_everywhere(error_message(lambda: _check_plan(head, sizes, sample, backbone)))
         shared_bias = head.bias is not None and head.shares_bias
         # A bias is compared even if it is missing: either all processes have one, or none. Learned class vectors may
         # differ between processes; fixed ones are settings, and their rows must belong to one configuration.
@@ -184,8 +184,8 @@ class ShardedHead(nn.Module):
             self._storage.use_all_classes()  # `scores` and evaluation use all classes
         if not is_finite:
             # The class vectors of another process may be the reason. All processes must raise, or none.
-            problem = problem_of(lambda: _numerics.require_finite_rows("weight", self.weight))
-            self.processes.raise_any(problem, NonFiniteScoresError)
+            message = error_message(lambda: _numerics.require_finite_rows("weight", self.weight))
+            self.processes.raise_everywhere(message, NonFiniteScoresError)
             if failure is not None:
                 raise failure
         if sampling is not None and _numerics.can_update_state(features):
@@ -236,12 +236,12 @@ class ShardedHead(nn.Module):
         """Return the scores without margin of this process's features for all classes, without gradient."""
         features, _, counts = self._gathered(x, None)
         # If the class vectors of one process are not finite, all must raise. Otherwise they would wait for each other.
-        columns, problem = features, None
+        columns, message = features, None
         try:
             columns = self.head.scores(features)
         except NonFiniteScoresError as error:
-            problem = str(error)
-        self.processes.raise_any(problem, NonFiniteScoresError)
+            message = str(error)
+        self.processes.raise_everywhere(message, NonFiniteScoresError)
         return self.processes.exchange_columns(columns, counts, self.sizes)
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -326,12 +326,12 @@ class ShardedHead(nn.Module):
         Features of ignored samples are zero, as they may be NaN. Without labels, every sample counts.
         """
         # Check before the first large collective: a process that raised alone would leave the others waiting.
-        problem = problem_of(lambda: self._check(x, y))
-        header = [0, 0, 0, 1] if problem else [len(x), _FLOATS.index(x.dtype), x.requires_grad, 0]
+        message = error_message(lambda: self._check(x, y))
+        header = [0, 0, 0, 1] if message else [len(x), _FLOATS.index(x.dtype), x.requires_grad, 0]
         device = x.device if isinstance(x, Tensor) else self.weight.device
         headers = torch.stack(self.processes.all_gather(torch.tensor(header, device=device))).tolist()
-        if any(has_problem for *_, has_problem in headers):
-            self.processes.raise_any(problem)
+        if any(has_message for *_, has_message in headers):
+            self.processes.raise_everywhere(message)
         counts, dtypes, need_grad, _ = (list(column) for column in zip(*headers, strict=True))
         names = [str(_FLOATS[index]) for index in dtypes]
         require(len(set(dtypes)) == 1, "x", "of one type in all processes", names)
