@@ -26,12 +26,12 @@ from hypersphere._validation import is_number, require
 from hypersphere.functions._recomputation import PassHistory
 from hypersphere.heads._checks import (
     NonFiniteScoresError,
-    check_features,
-    check_labels,
+    int64_labels,
+    require_features,
     require_labels,
     without_ignored,
 )
-from hypersphere.heads._sharded_classes import ShardedClasses, even_sizes, numbered_blocks
+from hypersphere.heads._class_storage import ShardedClasses, even_sizes, numbered_blocks
 from hypersphere.heads._state import call_fingerprint
 from hypersphere.heads.head import AngularHead
 
@@ -348,12 +348,12 @@ class ShardedHead(nn.Module):
         return features, self.processes.concatenate_rows(labels, counts), counts
 
     def _check(self, x: Tensor, y: Tensor | None) -> None:
-        check_features(x, self.head.in_features)
+        require_features(x, self.head.in_features)
         require(x.dtype in _FLOATS, "x", f"of one of {', '.join(map(str, _FLOATS))}", x.dtype)
         if y is None:
             _numerics.require_finite_rows("x", x)
             return
-        labels = check_labels(y, len(x))
+        labels = int64_labels(y, len(x))
         _numerics.require_finite_rows("x", without_ignored(x, labels, self.head.ignore_index))
         require_labels(labels, self.head.num_classes, self.head.ignore_index)
 
@@ -383,15 +383,15 @@ def _initialize(local: AngularHead, classes: slice, seed: int) -> None:
     """Initialise class vectors with `reset_parameters`, in blocks of the logical weight with one seed each."""
     weight = local.weight
     local._apply(lambda t: torch.empty_like(t, device=weight.device) if t.is_meta else t)
-    rows_here = _slice_of_rows(classes, local.num_centers)
+    local_rows = _slice_of_rows(classes, local.num_centers)
     # `reset_parameters` initialises `local.weight`, so let it be one block after the other.
     with torch.random.fork_rng(devices=[]):
-        for number, block, here in numbered_blocks(rows_here, _INITIAL_ROWS_PER_SEED):
-            torch.default_generator.manual_seed((seed + number) % 2**63)
+        for index, part_of_block, part_of_range in numbered_blocks(local_rows, _INITIAL_ROWS_PER_SEED):
+            torch.default_generator.manual_seed((seed + index) % 2**63)
             rows = torch.empty(_INITIAL_ROWS_PER_SEED, local.in_features, dtype=weight.dtype, device="cpu")
             local.weight = nn.Parameter(rows)
             local.reset_parameters()
-            weight[here] = local.weight[block].to(weight.device)
+            weight[part_of_range] = local.weight[part_of_block].to(weight.device)
     local.weight = weight
 
 
