@@ -198,7 +198,7 @@ class ClassInputs(NamedTuple):
     Attributes:
         x: (B, d) features.
         w: (C, d) class vectors, with the dtype of `x`; (C·K, d) with K centres per class.
-        labels: (B,) int64 in [0, C), or −1 for a sample whose target is not among these classes. Scores need none.
+        labels: (B,) int64 in [0, C), or −1 for a sample whose target is not among these classes.
         bias: (C,) or, if shared, (1,).
         class_weights: (C,) factors v of the weighted sum of scores; None if it is not needed.
         counted: (B,) booleans, the samples whose energy counts; None for all.
@@ -207,7 +207,7 @@ class ClassInputs(NamedTuple):
 
     x: Tensor
     w: Tensor
-    labels: Any = None
+    labels: Tensor
     bias: Tensor | None = None
     class_weights: Tensor | None = None
     counted: Tensor | None = None
@@ -299,7 +299,8 @@ class ScoreMatrix(NamedTuple):
 
 
 def score_matrix(
-    inputs: ClassInputs,
+    x: Tensor,
+    w: Tensor,
     rule: ScoreRule,
     is_target: Tensor | None = None,
     *,
@@ -308,24 +309,26 @@ def score_matrix(
     """Return the scores of all classes in ordinary, differentiable operations.
 
     Args:
-        inputs: features and class vectors.
+        x: (B, d) features.
+        w: (C·K, d) class vectors.
         rule: the formula of the scores.
         is_target: (B, C) booleans, needed for `rule.negatives`.
         polar: the function that splits features into norms and directions.
     """
-    features, vectors, x_norm, w_norm, winners, is_left_out = inputs.x, inputs.w, None, None, None, None
+    x_norm, w_norm, winners, is_left_out = None, None, None, None
+    # The rescaled features: x̂ for a function of the cosine, s·x̂ for products.
     if rule.rescaled_norm is not None or rule.needs_feature_norm:
-        norms, directions = polar(inputs.x)
+        norms, directions = polar(x)
         x_norm = norms.squeeze(1)
         if rule.angular is not None:
-            features = directions
+            x = directions
         elif rule.radius is not None:
-            features = rule.radius * directions
+            x = rule.radius * directions
     keeps_norms = rule.angular is not None and not rule.normalize_weight  # f = ρ·‖w‖·g
     if rule.normalize_weight or keeps_norms or rule.needs_target_norm:
-        w_norm, w_hat = sphere.polar(inputs.w)
-        vectors = w_hat if rule.normalize_weight or keeps_norms else vectors
-    z = features @ vectors.mT
+        w_norm, w_hat = sphere.polar(w)
+        w = w_hat if rule.normalize_weight or keeps_norms else w
+    z = x @ w.mT
     w_norm_of_class = w_norm.mT if keeps_norms and w_norm is not None else None
     if rule.centers > 1:
         # If norms are kept, the centre with the largest score wins, else the nearest one.
@@ -349,7 +352,7 @@ def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     column, is_absent = labels.unsqueeze(1), (inputs.labels < 0).unsqueeze(1)
     shape = (inputs.x.shape[0], inputs.w.shape[0] // rule.centers)
     is_target = torch.zeros(shape, dtype=torch.bool, device=inputs.x.device).scatter(1, column, ~is_absent)
-    matrix = score_matrix(inputs, rule, is_target)
+    matrix = score_matrix(inputs.x, inputs.w, rule, is_target)
     # The product with the target class, 0 if it is not among these classes.
     # A sum and not `gather`: inductor on CPUs with several threads computes a wrong gradient for a gather whose
     # backward pass it fuses with the sum over the batch of a bias.

@@ -328,13 +328,13 @@ class AngularHead(nn.Module):
         require_features(x, self.in_features)
         functions, state = self.score_functions, self._current_state()
         with _numerics.autocast_disabled(x):
-            inputs = self._class_inputs(self._widen(x))
+            wide_x = self._widen(x)
             rule = ScoreRule(self.normalize_weight, centers=self.num_centers)
             # ‖x‖·cos θ is computed without dividing by ‖x‖, so that a zero feature has the gradient of a linear layer.
             if not self._is_linear(functions):
-                rule = rule._replace(angular=functions.angular, radius=self._radius(state, inputs.x))
-            scores = score_matrix(inputs, rule, polar=sphere.row_polar).scores
-            scores = scores if inputs.bias is None else scores + inputs.bias
+                rule = rule._replace(angular=functions.angular, radius=self._radius(state, wide_x))
+            scores = score_matrix(wide_x, self._class_vectors(wide_x), rule, polar=sphere.row_polar).scores
+            scores = scores if self.bias is None else scores + self.bias.to(scores.dtype)
         require_finite_scores(scores, x, self.weight)
         return self._narrow(scores, x)
 
@@ -362,15 +362,15 @@ class AngularHead(nn.Module):
             if not self._is_linear(functions):
                 others = partial(functions.others, strength=self._strength(state.steps, batch.x))
                 rule = rule._replace(angular=others, radius=self._radius(state, batch.x))
-            inputs = self._class_inputs(batch.x)
+            w = self._class_vectors(batch.x)
             is_target = torch.zeros(len(x), self.num_classes, dtype=torch.bool, device=x.device)
-            matrix = score_matrix(inputs, rule, is_target.scatter(1, column, True), polar=sphere.row_polar)
+            matrix = score_matrix(batch.x, w, rule, is_target.scatter(1, column, True), polar=sphere.row_polar)
             # Replace the target's entry by the score with the margin.
             z = (matrix.scores if functions.are_products else matrix.z).gather(1, column).squeeze(1)
-            w_norm, w_hat = sphere.polar(inputs.w[matrix.target_rows(labels, self.num_centers)])
+            w_norm, w_hat = sphere.polar(w[matrix.target_rows(labels, self.num_centers)])
             score = self._target_scores(functions, batch, state, z, matrix.x_norm, w_norm.squeeze(1), w_hat.detach())
             logits = matrix.scores.scatter(1, column, score.unsqueeze(1))
-            logits = logits if inputs.bias is None else logits + inputs.bias
+            logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
             if matrix.is_left_out is not None:
                 lowest = torch.finfo(torch.promote_types(x.dtype, self.weight.dtype)).min
                 logits = logits.masked_fill(matrix.is_left_out, lowest)
@@ -565,7 +565,8 @@ class AngularHead(nn.Module):
         terms = self._class_terms(batch, self._score_rule(functions, batch.x, state.steps, negatives, exact=exact))
         sample_weights = counted.to(batch.x.dtype)
         count = sample_weights.sum().clamp_min(1)
-        state = self._with_norm_statistics(state, terms.feature_norm, sample_weights, count)
+        if state.norm_statistics is not None:
+            state = self._with_norm_statistics(state, terms.feature_norm, sample_weights, count)
         # Step 2: the target scores.
         norms = (terms.feature_norm, terms.target_norm)
         score = self._target_scores(functions, batch, state, terms.target, *norms, terms.target_direction)
@@ -574,12 +575,13 @@ class AngularHead(nn.Module):
             score = score + (self.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
         # Step 3: the loss of each sample, and their mean or sum. Samples that do not count have loss 0.
         losses = self.sample_losses(terms, score, labels)
-        if self.reduction == "none":
-            loss = losses.masked_fill(~counted, 0)
-        else:
-            loss = torch.dot(losses, sample_weights)
+        loss = losses.masked_fill(~counted, 0) if self.reduction == "none" else torch.dot(losses, sample_weights)
         if self.reduction == "mean":
-            loss = loss / self._total_weight(labels, sample_weights, count)
+            total_weight = count
+            if self.class_weights is not None:
+                total_weight = torch.dot(self.class_weights.to(losses.dtype)[labels], sample_weights)
+                total_weight = total_weight.masked_fill(total_weight == 0, 1)  # a mean over no samples is 0
+            loss = loss / total_weight
         # Step 4: penalties.
         loss = self._with_penalties(loss, functions, terms, counted, count, state.steps)
         is_finite = loss.detach().abs() < torch.inf
@@ -642,18 +644,23 @@ class AngularHead(nn.Module):
 
     def _class_terms(self, batch: Batch, rule: ScoreRule) -> ClassTerms:
         """Return the reductions over all other classes, and the products with the target class vectors."""
-        inputs = self._class_inputs(batch.x)._replace(labels=batch.labels, counted=batch.counted)
+        # Label smoothing needs Σ_j v_j·f_j, with v = 1 if there are no class weights.
+        smoothing_weights, weights, x = None, self.class_weights, batch.x
         if self.label_smoothing:
-            # Label smoothing needs Σ_j v_j·f_j, with v = 1 if there are no class weights.
-            weights = self.class_weights
-            v = batch.x.new_ones(self.num_classes) if weights is None else weights.to(batch.x.dtype)
-            inputs = inputs._replace(class_weights=v)
+            smoothing_weights = x.new_ones(self.num_classes) if weights is None else weights.to(x.dtype)
+        inputs = ClassInputs(
+            x=x,
+            w=self._class_vectors(x),
+            labels=batch.labels,
+            bias=None if self.bias is None else self.bias.to(x.dtype),
+            class_weights=smoothing_weights,
+            counted=batch.counted,
+        )
         return self.class_storage.terms(inputs, rule)
 
-    def _class_inputs(self, x: Tensor) -> ClassInputs:
-        """Return what scores are computed from."""
-        weight = _numerics.widen_parameter(self.weight).to(x.dtype)
-        return ClassInputs(x=x, w=weight, bias=None if self.bias is None else self.bias.to(x.dtype))
+    def _class_vectors(self, x: Tensor) -> Tensor:
+        """Return the weight in the dtype of `x`."""
+        return _numerics.widen_parameter(self.weight).to(x.dtype)
 
     def _target_scores(
         self,
@@ -739,13 +746,6 @@ class AngularHead(nn.Module):
         log_sum = torch.logaddexp(terms.others, score)
         spread = total_weight * log_sum - terms.weighted_sum - target_weight * score
         return (1 - self.label_smoothing) * losses + self.label_smoothing / self.num_classes * spread
-
-    def _total_weight(self, labels: Tensor, sample_weights: Tensor, count: Tensor) -> Tensor:
-        """Return the divisor of a mean loss: the number of samples that count, or the sum of their class weights."""
-        if self.class_weights is None:
-            return count
-        total_weight = torch.dot(self.class_weights.to(sample_weights.dtype)[labels], sample_weights)
-        return total_weight.masked_fill(total_weight == 0, 1)  # a mean over no samples is 0
 
     def _with_penalties(
         self,
