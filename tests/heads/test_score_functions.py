@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -412,3 +413,50 @@ def test_scores_with_centers_can_be_exported_for_any_batch():
     program = torch.export.export(model, (torch.randn(4, 8),), dynamic_shapes=shapes).module()
     x = torch.randn(7, 8)
     torch.testing.assert_close(program(x), model(x))
+
+
+@dataclass(frozen=True)
+class NormShift(hs.margin.Margin):
+    """A user's margin cos θ − shift·‖x‖, with the penalty ‖x‖²."""
+
+    shift: float | torch.Tensor = 0.01
+    uses_feature_norm = True
+
+    def __call__(self, c, angular=None, strength=1.0):
+        return c - strength * self.shift
+
+    def for_batch(self, x_norm, norm_statistics, noise):
+        return NormShift(self.shift * x_norm)
+
+    def norm_penalty(self, x_norm):
+        return x_norm.square()
+
+
+def test_head_uses_a_margin_of_the_user_that_depends_on_the_batch():
+    x, y = problem()
+    head = AngularHead(5, 4, radius=8.0, margin=NormShift()).double()
+    features = x.requires_grad_()
+    norms, one_hot = features.norm(dim=1), F.one_hot(y, 4)
+    cosines = F.normalize(features) @ F.normalize(head.weight).T
+    expected = F.cross_entropy(8 * (cosines - 0.01 * norms.unsqueeze(1) * one_hot), y) + norms.square().mean()
+    actual = head(features, y)
+    torch.testing.assert_close(actual, expected)
+    inputs = (features, head.weight)
+    torch.testing.assert_close(torch.autograd.grad(actual, inputs), torch.autograd.grad(expected, inputs))
+    with pytest.raises(ValueError, match="reduction must be 'mean' with the margin NormShift, which has a penalty"):
+        AngularHead(5, 4, radius=8.0, margin=NormShift(), reduction="sum")
+
+
+def test_subclass_of_norm_adaptive_may_define_its_quality_margin():
+    class Constant(hs.margin.NormAdaptive):
+        def __call__(self, c, angular=None, strength=1.0):
+            return c - 1
+
+        def for_quality(self, q):
+            return hs.margin.AdditiveCosine(0.2)
+
+    x, y = problem()
+    head = AngularHead(5, 4, radius=8.0, margin=Constant()).double()
+    expected = AngularHead(5, 4, radius=8.0, margin=hs.margin.AdditiveCosine(0.2)).double()
+    expected.weight = head.weight
+    torch.testing.assert_close(head(x, y), expected(x, y))

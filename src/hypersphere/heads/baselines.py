@@ -203,12 +203,12 @@ def _create(module: str, choice: Choice, argument: str, sizes: Mapping[str, int]
         raise ValueError(f"{argument} must name a class of pytorch_metric_learning.{module}, not {name!r}{near}")
     factory: Callable[..., Any] = getattr(library, name)
     parameters = inspect.signature(factory).parameters
-    given: dict[str, Any] = {key: value for key, value in sizes.items() if key in parameters}
+    arguments: dict[str, Any] = {key: value for key, value in sizes.items() if key in parameters}
     for key, value in options.items():
         is_object = key in NESTED and isinstance(value, (str, Mapping))
-        given[key] = _create(NESTED[key], value, f"{argument}.{key}", sizes) if is_object else value
+        arguments[key] = _create(NESTED[key], value, f"{argument}.{key}", sizes) if is_object else value
     try:
-        return factory(**given)
+        return factory(**arguments)
     except TypeError as error:
         raise ValueError(f"{argument} {name!r} does not accept {options}: {error}") from error
 

@@ -324,11 +324,14 @@ def score_matrix(
             x = directions
         elif rule.radius is not None:
             x = rule.radius * directions
-    keeps_norms = rule.angular is not None and not rule.normalize_weight  # f = ρ·‖w‖·g
-    if rule.normalize_weight or keeps_norms or rule.needs_target_norm:
+    # Cosines and products with unit class vectors need ŵ.
+    needs_direction = rule.normalize_weight or rule.angular is not None
+    if needs_direction or rule.needs_target_norm:
         w_norm, w_hat = sphere.polar(w)
-        w = w_hat if rule.normalize_weight or keeps_norms else w
+        w = w_hat if needs_direction else w
     z = x @ w.mT
+    # A function of the cosine with kept norms: f = ρ·g(z)·‖w‖.
+    keeps_norms = rule.angular is not None and not rule.normalize_weight
     w_norm_of_class = w_norm.mT if keeps_norms and w_norm is not None else None
     if rule.centers > 1:
         # If norms are kept, the centre with the largest score wins, else the nearest one.
@@ -353,13 +356,13 @@ def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     shape = (inputs.x.shape[0], inputs.w.shape[0] // rule.centers)
     is_target = torch.zeros(shape, dtype=torch.bool, device=inputs.x.device).scatter(1, column, ~is_absent)
     matrix = score_matrix(inputs.x, inputs.w, rule, is_target)
-    # The product with the target class, 0 if it is not among these classes.
-    # A sum and not `gather`: inductor on CPUs with several threads computes a wrong gradient for a gather whose
-    # backward pass it fuses with the sum over the batch of a bias.
+    # target = z_y, 0 if the target is not among these classes. It is a sum and not a `gather`: inductor on CPUs with
+    # several threads computes a wrong gradient for a gather whose backward pass it fuses with the sum over the batch of
+    # a bias.
     target = matrix.z.masked_fill(~is_target, 0).sum(1)
     scores = matrix.scores if inputs.bias is None else matrix.scores + inputs.bias
     weighted_sum = None
-    if inputs.class_weights is not None:
+    if inputs.class_weights is not None:  # Σ_{j≠y} v_j·f_j
         weighted_sum = (scores * inputs.class_weights).masked_fill(is_target, 0).sum(1)
     if matrix.is_left_out is not None:
         # Not −∞: if all other classes are left out, the derivative of logsumexp would be undefined.

@@ -289,8 +289,8 @@ class ShardedHead(nn.Module):
             is_sharded = name in self.sharded_parameters
             per_class = self.head.num_centers if name == "weight" else 1
             shape = (per_class * self.head.num_classes, *value.shape[1:]) if is_sharded else tuple(value.shape)
-            given = tuple(state[name].shape)
-            require(given == shape, f"state[{name!r}]", f"of shape {shape}", given)
+            loaded_shape = tuple(state[name].shape)
+            require(loaded_shape == shape, f"state[{name!r}]", f"of shape {shape}", loaded_shape)
             part[name] = state[name][_slice_of_rows(self.classes, per_class)] if is_sharded else state[name]
         self.head.load_state_dict(part)
         if self.sample is not None and "sampling" in state:
@@ -427,7 +427,7 @@ def differences(fingerprints: Sequence[Mapping[str, str]]) -> dict[str, list[str
     """
     names = dict.fromkeys(name for entries in fingerprints for name in entries)
     values = {name: [entries.get(name, "absent") for entries in fingerprints] for name in names}
-    return {name: each for name, each in values.items() if len(set(each)) > 1}
+    return {name: received for name, received in values.items() if len(set(received)) > 1}
 
 
 def _describe(value: object) -> str:
