@@ -166,9 +166,9 @@ def all_outputs(menu, entry, tensors):
         value = torch.cat([value, quality, torch.tensor([entry.momentum])])  # used by the head to update its statistics
     if isinstance(entry, margin.NormLinear):
         norms = torch.linspace(5, 120, len(tensors[0]), dtype=torch.float64)
-        value = torch.cat([value, entry.for_norms(norms)(*tensors), entry.norm_penalty(norms)])
+        value = torch.cat([value, entry.for_batch(norms, None, None)(*tensors), entry.norm_penalty(norms)])
     if isinstance(entry, margin.RandomAngle):
-        value = torch.cat([value, entry.for_noise(tensors[0])(*tensors)])
+        value = torch.cat([value, entry.for_batch(None, None, tensors[0])(*tensors)])
     return value
 
 
@@ -302,17 +302,17 @@ def test_norm_linear_margin_matches_magface():
         a = min(max(a, 10.0), 110.0)
         margins.append(math.cos(0.8 + (0.8 - 0.45) / (110 - 10) * (a - 10) + 0.45))
         penalties.append(35 * (1 / a + a / 110**2))
-    assert psi.for_norms(norms)(theta.cos()).tolist() == pytest.approx(margins, abs=1e-12)
+    assert psi.for_batch(norms, None, None)(theta.cos()).tolist() == pytest.approx(margins, abs=1e-12)
     assert psi.norm_penalty(norms).tolist() == pytest.approx(penalties, rel=1e-12)
     leaf = norms.clone().requires_grad_()
-    assert gradcheck(lambda a: psi.for_norms(a)(theta.cos()) + psi.norm_penalty(a), (leaf[2:3],))
+    assert gradcheck(lambda a: psi.for_batch(a, None, None)(theta.cos()) + psi.norm_penalty(a), (leaf[2:3],))
 
 
 def test_random_angle_margin_is_shifted_by_noise_and_never_negative():
     psi, noise = margin.RandomAngle(m=0.3, sigma=0.1), torch.tensor([0.0, 1.0, -5.0], dtype=torch.float64)
     theta = torch.full_like(noise, 1.1)
     expected = [math.cos(1.4), math.cos(1.5), math.cos(1.1)]
-    assert psi.for_noise(noise)(theta.cos()).tolist() == pytest.approx(expected, abs=1e-12)
+    assert psi.for_batch(None, None, noise)(theta.cos()).tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("g", angular.ANGULARS)

@@ -10,7 +10,7 @@ from torch import nn
 
 from hypersphere import rotation
 from hypersphere.energy import hyperspherical_energy, random_energy
-from hypersphere.functions.angular import ANGULARS, response
+from hypersphere.functions.angular import ANGULARS, at_angle
 from hypersphere.functions.kernel import KERNELS, Kernel
 from hypersphere.functions.magnitude import MAGNITUDES, Ball, Magnitude, Radial, Seg, Tanh
 from hypersphere.functions.margin import MARGINS, Margin
@@ -141,7 +141,7 @@ def test_head_computes_the_angular_of_a_subclass(name, margin, listed, monkeypat
     assert_same(ours, theirs, X, Y)
     torch.testing.assert_close(ours.scores(X), theirs.scores(X))
     theta = torch.linspace(0.1, 3.0, 7, dtype=torch.float64)
-    torch.testing.assert_close(response(subclass(), theta), subclass()(theta.cos()))
+    torch.testing.assert_close(at_angle(subclass(), theta), subclass()(theta.cos()))
 
 
 # Without a penalty and noise, which the references do not have.

@@ -97,7 +97,7 @@ def test_binary_bias_is_a_minimum_at_a_large_radius(classes, balance, margin):
     # At a right angle the derivative λ·σ(−a_y − b) − (1−λ)(C−1)·σ(a_j + b) changes its sign at b.
     right_angle = torch.zeros(1, dtype=torch.float64)
     response = head.angular(right_angle) if margin is None else head.margin(right_angle, head.angular, 1.0)
-    target, others = radius * response, radius * head.responses.others(right_angle, 1.0)
+    target, others = radius * response, radius * head.score_functions.others(right_angle, 1.0)
     odds = math.log(balance / ((1 - balance) * (classes - 1)))
     signs = []
     for step in (-1.0, 1.0):

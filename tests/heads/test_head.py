@@ -768,7 +768,7 @@ def test_head_with_a_learned_margin_of_the_target_needs_no_matrix_of_scores():
     fixed = [AngularHead(5, 4, margin=hs.margin.AdditiveCosine(m)).double() for m in (0.3, 0.3 - 1e-6, 0.3 + 1e-6)]
     m = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
     learned = AngularHead(5, 4, margin=LearnedAdditive(m)).double()
-    assert not learned.responses.needs_autograd()
+    assert not learned.score_functions.needs_autograd()
     for head in (learned, *fixed[1:]):
         with torch.no_grad():
             head.weight.copy_(fixed[0].weight)
@@ -785,7 +785,7 @@ def test_head_with_a_callable_or_a_learned_k_equals_its_menu_entry():
     angular = hs.angular.Sigmoid(0.5)
     heads = [AngularHead(5, 4, angular=g).double() for g in (angular, lambda c: angular(c))]
     heads.append(AngularHead(5, 4, angular=hs.angular.Sigmoid(torch.nn.Parameter(torch.tensor(0.5)))).double())
-    assert [head.responses.needs_autograd() for head in heads] == [False, True, True]
+    assert [head.score_functions.needs_autograd() for head in heads] == [False, True, True]
     for head in heads[1:]:
         with torch.no_grad():
             head.weight.copy_(heads[0].weight)

@@ -31,9 +31,9 @@ FACES_OF_ENERGY = {"T5.8", "T5.9", "T5.10", "T-D.7", "T-D.8", "F-D.5", "F-D.6"}
 # Claims and theorems, with the tests that compute them.
 COVERED_BY_TESTS = {
     "X1.1": "evaluation/test_theory.py::test_random_vectors_become_orthogonal_and_distances_depend_on_norms",
-    "X-PartI": "heads/test_objective_theory.py::test_target_score_is_at_most_the_cosine",
+    "X-PartI": "heads/test_theory.py::test_target_score_is_at_most_the_cosine",
     "X2.1": "evaluation/test_theory.py::test_smallest_margin_of_two_classes_is_two_plus_root_three",
-    "X-A.7": "heads/test_objective_theory.py::test_annealed_loss_mixes_plain_and_margin_scores",
+    "X-A.7": "heads/test_theory.py::test_annealed_loss_mixes_plain_and_margin_scores",
 }
 FACE_RECIPES = [
     faces.LFW,

@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from hypersphere._collectives import Processes, error_message
 from hypersphere._validation import require
 from hypersphere.cli.output import is_out_of_memory, print_line, warn
 from hypersphere.cli.progress import TrainingProgress
 from hypersphere.cli.settings import settings_json
-from hypersphere.heads._collectives import Processes, problem_of
 from hypersphere.training import (
     Config,
     Experiment,
@@ -125,7 +125,7 @@ def _open_locked(
             run.with_config(experiment.config)  # settings that may change are updated
 
     # Also an `OSError`, if other processes would wait for this one.
-    processes.raise_any(problem_of(prepare, (ValueError, OSError) if processes.size > 1 else ValueError))
+    processes.raise_everywhere(error_message(prepare, (ValueError, OSError) if processes.size > 1 else ValueError))
     return Run.open(out)
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
+from hypersphere._collectives import Processes
 from hypersphere._validation import nearest_name, require
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import KERNELS, Gaussian, Kernel, Logarithmic, PairPotential, kernel_of
@@ -204,7 +205,7 @@ class FeatureEnergy(nn.Module):
                 than two.
         """
         if self.gather and dist.is_available() and dist.is_initialized():
-            features = _gather_rows(features, self.group, averaged=self.backbone == "averaged")
+            features = _gather_rows(features, Processes(self.group), averaged=self.backbone == "averaged")
         has_kernel = "kernel" in self.options
         function: Callable[..., Tensor] = _mean_energy if has_kernel else FEATURE_ENERGIES[str(self.energy)]
         return function(features, **self.options)
@@ -284,18 +285,18 @@ def _checked_result(value: Tensor, features: Tensor, positives: Tensor | None = 
 # Several processes ---------------------------------------------------------------------------------------------------
 
 
-def _gather_rows(rows: Tensor, group: dist.ProcessGroup | None, *, averaged: bool) -> Tensor:
+def _gather_rows(rows: Tensor, processes: Processes, *, averaged: bool) -> Tensor:
     """Return the rows of all processes. The gradient returns to the rows of this process, without communication.
 
     Every process computes the same function of all rows. Its partial derivative with respect to the rows of this
     process does not depend on whether the other rows are constants, so they are gathered as constants.
     """
     require(isinstance(rows, Tensor), "features", "a floating-point matrix (n, d)", type(rows).__name__)
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
     # A process with invalid features takes part in this exchange. Otherwise the others would wait for it.
     is_valid = _is_matrix(rows) and rows.dtype in _GATHERED_DTYPES
     header = (*rows.shape, _GATHERED_DTYPES.index(rows.dtype)) if is_valid else (-1, -1, -1)
-    counts, widths, dtypes = torch.stack(_all_gather(torch.tensor(header, device=rows.device), group)).T.tolist()
+    headers = processes.all_gather(torch.tensor(header, device=rows.device))
+    counts, widths, dtypes = torch.stack(headers).T.tolist()
     if min(counts) < 0:
         _check_matrix("features", rows, least=0)
         raise ValueError(
@@ -304,16 +305,5 @@ def _gather_rows(rows: Tensor, group: dist.ProcessGroup | None, *, averaged: boo
     require(len(set(widths)) == 1, "features", "as wide in all processes", widths)
     names = [str(_GATHERED_DTYPES[index]) for index in dtypes]
     require(len(set(dtypes)) == 1, "features", "of one dtype in all processes", names)
-    # `all_gather` needs equal shapes, so pad to the largest count.
-    padded = rows.detach().new_zeros(max(counts), rows.shape[1])
-    padded[: len(rows)] = rows.detach()
-    parts = [part[:count] for part, count in zip(_all_gather(padded, group), counts, strict=True)]
-    # The second term is zero. It multiplies the gradient, which the backbone averages over processes.
-    parts[rank] = rows.detach() + size * (rows - rows.detach()) if averaged else rows
-    return torch.cat(parts)
-
-
-def _all_gather(part: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
-    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, part, group=group)
-    return parts
+    # The backbone averages gradients over processes, but the energy is already global.
+    return processes.gather_rows(rows, counts, factor=processes.size if averaged else 1)

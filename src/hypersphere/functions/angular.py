@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
+from hypersphere._deprecation import deprecated_names
 from hypersphere._validation import is_number, require
 from hypersphere.functions._overrides import closed_form_matches
 
-__all__ = ["ANGULARS", "Angular", "Cosine", "Linear", "PowerCosine", "Sigmoid", "SquareCosine", "response"]
+__all__ = ["ANGULARS", "Angular", "Cosine", "Linear", "PowerCosine", "Sigmoid", "SquareCosine", "at_angle"]
 
 
 class Angular(abc.ABC):
@@ -51,8 +52,8 @@ class Angular(abc.ABC):
         """Return dg/dc, given c and the value g(c), for operators with an explicit backward."""
 
 
-def response(angular: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
-    """Evaluate g, one of ANGULARS or any callable of the cosine, at an angle."""
+def at_angle(angular: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+    """Return g(θ) for any function g of the cosine. The entries of ANGULARS avoid the cosine where they can."""
     if isinstance(angular, Angular) and angular.has_angle_form:
         return angular.at(theta)
     return angular(theta.cos())
@@ -197,3 +198,5 @@ ANGULARS: dict[str, type[Angular]] = {
     "square_cosine": SquareCosine,
     "power_cosine": PowerCosine,
 }
+
+__getattr__ = deprecated_names(__name__, {"response": "hypersphere.functions.angular:at_angle"})

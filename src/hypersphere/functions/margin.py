@@ -3,8 +3,9 @@ r"""Margins ψ, which lower the response of the target class during training.
 A margin maps the target cosine c to ψ(θ) ≤ g(θ), monotone and continuous on [0, π]. Most entries belong to one family,
 ψ(θ) = G(m₁θ + m₂) − m₃. G continues g beyond π so that it keeps falling: G(φ) = g(φ − kπ) − 2k with k = ⌊φ/π⌋. Margins
 with `changes_other_classes` also change the response of the other classes. Every margin accepts a strength from 0 (no
-margin) to 1, which schedules use. Margins of the family also have their derivative in closed form. To add a margin,
-write a frozen dataclass that derives from `Margin` or `AffineAngleMargin`, and list it in MARGINS.
+margin) to 1, which schedules use. Margins of the family also have their derivative in closed form. A margin that
+depends on the features of a batch overrides `for_batch`. To add a margin, write a frozen dataclass that derives from
+`Margin` or `AffineAngleMargin`, and list it in MARGINS.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hypersphere import _numerics, sphere
 from hypersphere._deprecation import accept_old_methods, deprecated_attribute, deprecated_names
 from hypersphere._validation import is_number, require
 from hypersphere.functions._overrides import closed_form_matches
-from hypersphere.functions.angular import Cosine, response
+from hypersphere.functions.angular import Cosine, at_angle
 
 __all__ = [
     "MARGINS",
@@ -53,14 +54,25 @@ class Margin(abc.ABC):
     changes_other_classes = False
     """True if `others` is not g: the margin changes the response of classes that are not the target."""
 
+    uses_feature_norm = False
+    """True if `for_batch` or `norm_penalty` depends on feature norms."""
+
+    uses_norm_statistics = False
+    """True if `for_batch` also depends on their running mean and deviation, which a head updates with `momentum`."""
+
+    uses_noise = False
+    """True if `for_batch` depends on random numbers."""
+
     touches_others = deprecated_attribute("touches_others", "changes_other_classes")
 
     def __init_subclass__(cls) -> None:
-        """Set `changes_other_classes` for a subclass that defines `others` and does not set it."""
+        """Set `changes_other_classes` if a subclass defines only `others`, and reset `for_batch` if only `__call__`."""
         super().__init_subclass__()
         accept_old_methods(cls, {"touches_others": "changes_other_classes"})
         if not closed_form_matches(cls, "changes_other_classes", of=("others",)):
             cls.changes_other_classes = True
+        if not any(closed_form_matches(cls, hook, of=("__call__",)) for hook in ("for_batch", "for_quality")):
+            cls.for_batch = Margin.for_batch  # type: ignore[method-assign]
 
     @abc.abstractmethod
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
@@ -69,6 +81,23 @@ class Margin(abc.ABC):
     def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return the response of classes that are not the target: g, unless `changes_other_classes`."""
         return angular(c)
+
+    def for_batch(
+        self, x_norm: Tensor | None, norm_statistics: tuple[Tensor, Tensor] | None, noise: Tensor | None
+    ) -> Margin:
+        """Return the margin of one batch, this one unless it depends on the batch.
+
+        Args:
+            x_norm: (B,) feature norms; may be None unless `uses_feature_norm`.
+            norm_statistics: the running mean and standard deviation of feature norms; None unless
+                `uses_norm_statistics`.
+            noise: (B,) standard normal numbers; None unless `uses_noise`, and None in evaluation mode.
+        """
+        return self
+
+    def norm_penalty(self, x_norm: Tensor) -> Tensor | None:
+        """Return a penalty on the norm of each feature, (B,), whose mean is added to the loss; None for none."""
+        return None
 
 
 # The family G(m₁θ + m₂) − m₃ -----------------------------------------------------------------------------------------
@@ -99,9 +128,9 @@ class AffineAngleMargin(Margin):
         if _equals(m1, 1) and _equals(m2, 0):
             psi = angular(wide)
         elif type(angular) is Cosine and _has_recurrence(m1, m2):
-            psi = _multiple_of_cosine(wide, int(m1))
+            psi = _cosine_of_multiple(wide, int(m1))
         else:
-            psi = _continued(angular, _shifted_angle(wide, m1, m2))
+            psi = _continue_beyond_pi(angular, _shifted_angle(wide, m1, m2))
         return (psi if _equals(m3, 0) else psi - m3).to(c.dtype)
 
     @torch.no_grad()
@@ -115,10 +144,10 @@ class AffineAngleMargin(Margin):
             # |T_m′| is m·|sin mθ|/sin θ without the division, which is 0/0 at c = ±1.
             polynomial, polynomial_derivative = _chebyshev_and_derivative(c, int(m1))
             assert isinstance(polynomial_derivative, Tensor)  # a number only for m = 1
-            psi, slope = _unfolded(polynomial, c, int(m1)), polynomial_derivative.abs()
+            psi, slope = _continue_polynomial(polynomial, c, int(m1)), polynomial_derivative.abs()
         else:
             phi = _shifted_angle(c, m1, m2)
-            psi, slope = _continued(COSINE, phi), phi.sin().abs_().mul_(_numerics.cosecant(c))
+            psi, slope = _continue_beyond_pi(COSINE, phi), phi.sin().abs_().mul_(_numerics.cosecant(c))
             slope = slope if _equals(m1, 1) else slope * m1
         return psi if _equals(m3, 0) else psi - m3, slope
 
@@ -152,22 +181,22 @@ def shifted_response(angular: AngularFunction, c: Tensor, shift: float) -> Tenso
     >>> shifted_response(COSINE, torch.tensor([0.0, 1.0]), -0.5)
     tensor([0.4794, 1.1224])
     """
-    return _continued(angular, _shifted_angle(_numerics.widen(c), 1, shift)).to(c.dtype)
+    return _continue_beyond_pi(angular, _shifted_angle(_numerics.widen(c), 1, shift)).to(c.dtype)
 
 
-def _continued(angular: AngularFunction, phi: Tensor) -> Tensor:
+def _continue_beyond_pi(angular: AngularFunction, phi: Tensor) -> Tensor:
     """Return G(φ): g on [0, π], g(φ − π) − 2 on [π, 2π], and so on. It is continuous because g(π) = g(0) − 2."""
     # k is a step function: detached, because its derivative is zero wherever it exists.
-    turns = torch.floor(phi.detach() / math.pi)
-    return response(angular, torch.sub(phi, turns, alpha=math.pi)).sub(turns, alpha=2)
+    half_turns = torch.floor(phi.detach() / math.pi)
+    return at_angle(angular, torch.sub(phi, half_turns, alpha=math.pi)).sub(half_turns, alpha=2)
 
 
-def _multiple_of_cosine(c: Tensor, m: int) -> Tensor:
+def _cosine_of_multiple(c: Tensor, m: int) -> Tensor:
     """Return (−1)^k cos(mθ) − 2k as a polynomial in c by the Chebyshev recurrence (thesis, 2.6), smooth at c = ±1."""
     # Rounding may produce cosines beyond ±1, where the polynomial grows fast. Clamp the value, keep the gradient.
     clamped = c.detach().clamp(-1, 1)
     polynomial, _ = _chebyshev_and_derivative(c + (clamped - c.detach()), m)
-    return _unfolded(polynomial, clamped, m)
+    return _continue_polynomial(polynomial, clamped, m)
 
 
 def _chebyshev_and_derivative(c: Tensor, n: int) -> tuple[Tensor, Tensor | float]:
@@ -181,12 +210,12 @@ def _chebyshev_and_derivative(c: Tensor, n: int) -> tuple[Tensor, Tensor | float
     return 2 * half * next_half - c, 2 * (half_derivative * next_half + half * next_derivative) - 1
 
 
-def _unfolded(polynomial: Tensor, c: Tensor, m: int) -> Tensor:
+def _continue_polynomial(polynomial: Tensor, c: Tensor, m: int) -> Tensor:
     """Return (−1)^k T − 2k for T = cos(mθ) and k = ⌊mθ/π⌋, which continues T beyond mθ = π so that it keeps falling."""
     # At θ = π, mθ/π is m; the last branch is k = m − 1. Rounding next to a branch point is harmless: both branches have
     # the same value and a zero derivative with respect to θ there.
-    turns = (sphere.angle(c) * (m / math.pi)).floor().clamp_max(m - 1)
-    return torch.sub((1 - 2 * (turns % 2)) * polynomial, turns, alpha=2)
+    half_turns = (sphere.angle(c) * (m / math.pi)).floor().clamp_max(m - 1)
+    return torch.sub((1 - 2 * (half_turns % 2)) * polynomial, half_turns, alpha=2)
 
 
 @dataclass(frozen=True)
@@ -307,9 +336,9 @@ class NormAdaptive(AffineAngleMargin):
     r"""A margin that depends on the quality q of a feature: ψ(θ) = G(θ − m·q) − m·(1 + q)   (AdaFace).
 
     The quality q = clip(h·(‖x‖ − mean)/std, −1, 1) compares the norm of a feature with the others. The head keeps the
-    running mean and standard deviation (with `momentum`) and calls `for_quality`; called directly, the margin assumes
-    q = 0. AdaFace clips norms to [0.001, 100] and the angle to [0, π]. Here norms are not clipped, and G is continued
-    on both sides, below 0 by 2 − cos φ, so that ψ is monotone.
+    running mean and standard deviation (with `momentum`); called directly, the margin assumes q = 0. AdaFace clips
+    norms to [0.001, 100] and the angle to [0, π]. Here norms are not clipped, and G is continued on both sides, below 0
+    by 2 − cos φ, so that ψ is monotone.
 
     >>> NormAdaptive(m=0.4)(torch.tensor(1.0))
     tensor(0.6000)
@@ -318,12 +347,8 @@ class NormAdaptive(AffineAngleMargin):
     m: float = 0.4
     h: float = 0.333
     momentum: float = 0.01
-
-    def __init_subclass__(cls) -> None:
-        """Use the margin of a subclass that overrides `__call__` for all qualities, unless it defines `for_quality`."""
-        super().__init_subclass__()
-        if not closed_form_matches(cls, "for_quality", of=("__call__",)):
-            cls.for_quality = lambda self, q: self  # type: ignore[method-assign]
+    uses_feature_norm = True
+    uses_norm_statistics = True
 
     def __post_init__(self) -> None:
         """Check the ranges of all fields."""
@@ -347,6 +372,16 @@ class NormAdaptive(AffineAngleMargin):
         m2 = -self.m * q
         return _PerSample(m2, self.m - m2)
 
+    def for_batch(
+        self, x_norm: Tensor | None, norm_statistics: tuple[Tensor, Tensor] | None, noise: Tensor | None
+    ) -> Margin:
+        """Return the margin for the qualities of a batch."""
+        assert x_norm is not None
+        assert norm_statistics is not None
+        # The norm decides how large the margin is, but no gradient flows through this choice.
+        mean, std = (statistic.to(x_norm.dtype) for statistic in norm_statistics)
+        return self.for_quality(self.quality(x_norm.detach(), mean, std))
+
 
 @dataclass(frozen=True)
 class NormLinear(AffineAngleMargin):
@@ -355,8 +390,8 @@ class NormLinear(AffineAngleMargin):
         ψ(θ) = G(θ + m(a)),   m(a) = m_low + (m_high − m_low)·(a − norm_low)/(norm_high − norm_low),
         penalty·(1/a + a/norm_high²)   with a = ‖x‖ clipped to [norm_low, norm_high].
 
-    Gradients flow through m(a). The head calls `for_norms` and adds the mean of `norm_penalty`; called directly, the
-    margin assumes a = norm_low.
+    Gradients flow through m(a). The head adds the mean of `norm_penalty`. Called directly, the margin assumes
+    a = norm_low.
 
     >>> NormLinear()(torch.tensor(1.0))
     tensor(0.9004)
@@ -367,12 +402,7 @@ class NormLinear(AffineAngleMargin):
     norm_low: float = 10.0
     norm_high: float = 110.0
     penalty: float = 35.0
-
-    def __init_subclass__(cls) -> None:
-        """Use the margin of a subclass that overrides `__call__` for all norms, unless it defines `for_norms`."""
-        super().__init_subclass__()
-        if not closed_form_matches(cls, "for_norms", of=("__call__",)):
-            cls.for_norms = lambda self, x_norm: self  # type: ignore[method-assign]
+    uses_feature_norm = True
 
     def __post_init__(self) -> None:
         """Check the ranges of all fields."""
@@ -388,8 +418,11 @@ class NormLinear(AffineAngleMargin):
         """m₁ = 1, m₂ = m_low and m₃ = 0."""
         return 1, self.m_low, 0
 
-    def for_norms(self, x_norm: Tensor) -> AffineAngleMargin:
-        """Return the margin of features with these norms: m₂ = m(a)."""
+    def for_batch(
+        self, x_norm: Tensor | None, norm_statistics: tuple[Tensor, Tensor] | None, noise: Tensor | None
+    ) -> Margin:
+        """Return the margin for the norms of a batch: m₂ = m(a)."""
+        assert x_norm is not None
         slope = (self.m_high - self.m_low) / (self.norm_high - self.norm_low)
         return _PerSample(self.m_low + slope * (self._clipped(x_norm) - self.norm_low))
 
@@ -406,20 +439,15 @@ class NormLinear(AffineAngleMargin):
 class RandomAngle(AffineAngleMargin):
     r"""An angle margin that is drawn for each sample from N(m, σ), clipped to [0, π]   (ElasticFace).
 
-    The head draws standard normal numbers in training mode and calls `for_noise`; called directly, the margin is m.
+    The head draws standard normal numbers in training mode; called directly, the margin is m.
 
-    >>> RandomAngle(m=0.5).for_noise(torch.tensor([0.0, 2.0]))(torch.tensor([1.0, 1.0]))
+    >>> RandomAngle(m=0.5).for_batch(None, None, torch.tensor([0.0, 2.0]))(torch.tensor([1.0, 1.0]))
     tensor([0.8776, 0.8253])
     """
 
     m: float = 0.5
     sigma: float = 0.05
-
-    def __init_subclass__(cls) -> None:
-        """Use the margin of a subclass that overrides `__call__` for all samples, unless it defines `for_noise`."""
-        super().__init_subclass__()
-        if not closed_form_matches(cls, "for_noise", of=("__call__",)):
-            cls.for_noise = lambda self, noise: self  # type: ignore[method-assign]
+    uses_noise = True
 
     def __post_init__(self) -> None:
         """Check the ranges of all fields."""
@@ -431,9 +459,11 @@ class RandomAngle(AffineAngleMargin):
         """m₁ = 1, m₂ = m and m₃ = 0."""
         return 1, self.m, 0
 
-    def for_noise(self, noise: Tensor) -> AffineAngleMargin:
+    def for_batch(
+        self, x_norm: Tensor | None, norm_statistics: tuple[Tensor, Tensor] | None, noise: Tensor | None
+    ) -> Margin:
         """Return the margin with m₂ = m + σ·noise."""
-        return _PerSample((self.m + self.sigma * noise).clamp(0, math.pi))
+        return self if noise is None else _PerSample((self.m + self.sigma * noise).clamp(0, math.pi))
 
 
 @dataclass(frozen=True, eq=False)
@@ -469,7 +499,7 @@ class TruncatedMultiplicative(Margin):
         """Return g(min(mθ, π))."""
         # Beyond π the response is constant, and `clamp` makes the gradient zero there.
         theta = (1 + strength * (self.m - 1)) * sphere.angle(_numerics.widen(c))
-        return response(angular, theta.clamp(max=math.pi)).to(c.dtype)
+        return at_angle(angular, theta.clamp(max=math.pi)).to(c.dtype)
 
 
 @dataclass(frozen=True)
@@ -494,7 +524,7 @@ class DividedOthers(Margin):
     def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return g(θ/m)."""
         theta = sphere.angle(_numerics.widen(c)) / (1 + strength * (self.m - 1))
-        return response(angular, theta).to(c.dtype)
+        return at_angle(angular, theta).to(c.dtype)
 
 
 MARGINS: dict[str, type[Margin]] = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from hypersphere import _numerics, sphere
 from hypersphere._validation import require
 
-__all__ = ["LabelAngles", "class_vectors", "label_angles", "largest_per_class", "rows_of_winners", "scatter_to_rows"]
+__all__ = ["LabelAngles", "class_vectors", "gather_winners", "label_angles", "largest_per_class", "scatter_winners"]
 
 _ROWS_PER_BLOCK = 2**14
 
@@ -30,14 +30,14 @@ def largest_per_class(products: Tensor, centers: int) -> tuple[Tensor, Tensor]:
     return values, winners
 
 
-def rows_of_winners(values: Tensor, winners: Tensor) -> Tensor:
+def gather_winners(values: Tensor, winners: Tensor) -> Tensor:
     """Return the entries of `values` at the winning centres: (B, C·K) or (1, C·K) → (B, C)."""
     classes = winners.shape[1]
     by_class = values.unflatten(1, (classes, values.shape[1] // classes)).expand(winners.shape[0], -1, -1)
     return by_class.gather(2, winners.unsqueeze(2)).squeeze(2)
 
 
-def scatter_to_rows(values: Tensor, winners: Tensor, centers: int) -> Tensor:
+def scatter_winners(values: Tensor, winners: Tensor, centers: int) -> Tensor:
     """Return zeros (B, C·K) with the `values` (B, C) at the winning centres, the transpose of `largest_per_class`."""
     rows = values.new_zeros(*values.shape, centers)
     return rows.scatter_(2, winners.unsqueeze(2), values.unsqueeze(2)).flatten(1)
@@ -104,7 +104,9 @@ def class_vectors(
         >>> class_vectors(arcface(8, 3, centers=2), torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])).shape
         torch.Size([3, 8])
     """
-    weight, centers = head.weight.detach().cpu(), getattr(getattr(head, "head", head), "num_centers", 1)
+    weight = head.weight.detach().cpu()
+    local_head = getattr(head, "head", head)  # the part of a `ShardedHead` in this process
+    centers = getattr(local_head, "num_centers", 1)  # other modules with a weight have one vector per class
     classes = len(weight) // centers
     accepted = "one that holds all of its class vectors in this process (see ShardedHead.full_state_dict)"
     received = f"one with {classes} of {getattr(head, 'num_classes', classes)} classes"

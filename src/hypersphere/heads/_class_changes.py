@@ -10,14 +10,14 @@ The functions check all arguments before they change anything. `AngularHead` doc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require
-from hypersphere.heads._class_storage import RowAccess, rows_of_classes
+from hypersphere.heads._class_storage import LocalRows, rows_of_classes
 
 if TYPE_CHECKING:
     from hypersphere.heads.head import AngularHead
@@ -27,6 +27,24 @@ __all__ = ["drop", "grow", "keep_centers", "merge"]
 # State that an optimiser starts with another value than 0, and the option of its parameter group that has the value:
 # the accumulator of Adagrad, and the step sizes of Rprop.
 _INITIAL_STATE = {"sum": "initial_accumulator_value", "step_size": "lr"}
+# State that an optimiser measures again if it is missing: the radius of `hypersphere.optim.Hyperball`.
+_MEASURED_STATE = ("radius",)
+
+
+class _Change(NamedTuple):
+    """A change of the classes of a head."""
+
+    source: Tensor  # (new classes,) the old class of each new class, or −1
+    rows: LocalRows  # access to the rows of all classes
+    optimizer: Any  # the optimiser of the head, or None
+
+
+class _Merger(NamedTuple):
+    """Two classes that become one. Rows are positions among the rows of all classes."""
+
+    kept: Tensor  # (K,) the rows of the class that stays
+    dropped: Tensor  # (K,) the rows of the class that is dropped
+    vectors: Tensor | None = None  # (K, d) the class vectors of the class that stays; None for means
 
 
 @torch.no_grad()
@@ -36,8 +54,8 @@ def grow(head: AngularHead, n: int, init: Tensor | None, optimizer: Any) -> Tens
     shape = (n, head.in_features)
     if init is not None:
         is_matrix = isinstance(init, Tensor) and init.is_floating_point() and tuple(init.shape) == shape
-        given = tuple(init.shape) if isinstance(init, Tensor) else init
-        require(is_matrix, "init", f"features of shape {shape} or None", given)
+        received = tuple(init.shape) if isinstance(init, Tensor) else init
+        require(is_matrix, "init", f"features of shape {shape} or None", received)
         _numerics.require_finite_rows("init", init)
         # A class vector without a direction has no gradient, so it would never learn.
         require(bool((init != 0).any(1).all()), "init", "features other than zero", "a feature that is zero")
@@ -51,7 +69,7 @@ def grow(head: AngularHead, n: int, init: Tensor | None, optimizer: Any) -> Tens
     vectors = sphere.normalize(vectors.to(weight)) * norm
     old = torch.arange(head.num_classes)
     source = torch.cat([old, old.new_full((n,), -1)])
-    _replace_classes(head, source, rows, optimizer, new_vectors=vectors.flatten(0, 1))
+    _replace_classes(head, _Change(source, rows, optimizer), new_vectors=vectors.flatten(0, 1))
     return old
 
 
@@ -63,14 +81,14 @@ def drop(head: AngularHead, classes: Sequence[int] | Tensor, optimizer: Any) -> 
     )
     require(is_listed, "classes", "a list or tensor of classes", classes)
     dropped = classes.tolist() if isinstance(classes, Tensor) else list(classes)
-    fits = bool(dropped) and all(is_integer(one, 0, head.num_classes - 1) for one in dropped)
+    fits = bool(dropped) and all(is_integer(label, 0, head.num_classes - 1) for label in dropped)
     require(fits and len(set(dropped)) == len(dropped), "classes", f"classes in [0, {head.num_classes})", dropped)
     most = head.num_classes - _fewest_classes(head)
     require(len(dropped) <= most, "classes", f"at most {most} of {head.num_classes} classes", len(dropped))
     is_kept = torch.ones(head.num_classes, dtype=torch.bool)
     is_kept[torch.tensor(dropped)] = False
     rows = head.class_storage.rows_after_change(head.num_classes - len(dropped))
-    _replace_classes(head, is_kept.nonzero().flatten(), rows, optimizer)
+    _replace_classes(head, _Change(is_kept.nonzero().flatten(), rows, optimizer))
     return (is_kept.cumsum(0) - 1).masked_fill(~is_kept, -1)
 
 
@@ -83,9 +101,9 @@ def merge(head: AngularHead, a: int, b: int, optimizer: Any) -> Tensor:
     fewest = _fewest_classes(head)
     require(head.num_classes > fewest, "b", f"a class of a head with more than {fewest} classes", b)
     rows = head.class_storage.rows_after_change(head.num_classes - 1)
-    of_a, of_b = (rows_of_classes(torch.tensor([one]), head.num_centers) for one in (a, b))
+    rows_a, rows_b = (rows_of_classes(torch.tensor([label]), head.num_centers) for label in (a, b))
     (norms_a, hats_a), (norms_b, hats_b) = (
-        sphere.polar(_numerics.widen(rows.fetch(head.weight.detach(), one))) for one in (of_a, of_b)
+        sphere.polar(_numerics.widen(rows.fetch(head.weight.detach(), positions))) for positions in (rows_a, rows_b)
     )
     partner = _greedy_matching(hats_a @ hats_b.mT)
     direction = sphere.normalize(hats_a + hats_b[partner])
@@ -93,9 +111,8 @@ def merge(head: AngularHead, a: int, b: int, optimizer: Any) -> Tensor:
     direction = torch.where((direction == 0).all(1, keepdim=True), hats_a, direction)
     vectors = direction * (norms_a + norms_b[partner]) / 2
     is_kept = torch.arange(head.num_classes) != b
-    _replace_classes(
-        head, is_kept.nonzero().flatten(), rows, optimizer, merged=(of_a, of_b[partner.cpu()]), merged_vectors=vectors
-    )
+    merger = _Merger(rows_a, rows_b[partner.cpu()], vectors)
+    _replace_classes(head, _Change(is_kept.nonzero().flatten(), rows, optimizer), merger=merger)
     new = is_kept.cumsum(0) - 1
     new[b] = new[a]
     return new
@@ -113,7 +130,8 @@ def keep_centers(head: AngularHead, dominant: Tensor, optimizer: Any) -> None:
     require(fits, "dominant", accepted, dominant.tolist() if len(dominant) < 10 else "others")
     _require_changeable(head, optimizer)
     source = centers * torch.arange(head.num_classes) + dominant.cpu()
-    _replace_parameter(head, "weight", head.class_storage.rows_after_change(len(source)), source, 1, optimizer)
+    change = _Change(source, head.class_storage.rows_after_change(len(source)), optimizer)
+    _replace_parameter(head, "weight", change, per_class=1)
     head.num_centers = 1
 
 
@@ -146,44 +164,39 @@ def _require_changeable(head: AngularHead, optimizer: Any) -> None:
 
 def _owners(optimizer: Any, parameter: Tensor) -> list[Any]:
     """Return the optimisers that have a parameter."""
-    groups = ((one, group) for one in _optimizers(optimizer) for group in one.param_groups)
-    return list(dict.fromkeys(one for one, group in groups if any(p is parameter for p in group["params"])))
+    groups = ((owner, group) for owner in _optimizers(optimizer) for group in owner.param_groups)
+    return list(dict.fromkeys(owner for owner, group in groups if any(p is parameter for p in group["params"])))
 
 
 def _replace_classes(
-    head: AngularHead,
-    source: Tensor,
-    rows: RowAccess,
-    optimizer: Any,
-    *,
-    new_vectors: Tensor | None = None,
-    merged: tuple[Tensor, Tensor] | None = None,
-    merged_vectors: Tensor | None = None,
+    head: AngularHead, change: _Change, *, new_vectors: Tensor | None = None, merger: _Merger | None = None
 ) -> None:
-    """Replace the classes of a head by those of `source`.
+    """Replace the classes of a head, or of the part of a head in this process.
 
     Args:
-        head: a head, or the part of a head in this process.
-        source: (new classes,) the old class of each new class, or −1.
-        rows: access to the rows of all classes.
-        optimizer: the optimiser of the head, or None.
+        head: the head.
+        change: the new classes.
         new_vectors: the rows of all classes without an old class, in order.
-        merged: old rows whose state is merged, (K,) of the class that stays and (K,) of the one that is dropped.
-        merged_vectors: the class vectors (K, d) of the class that stays.
+        merger: two classes that are merged.
     """
+    source, rows, optimizer = change
     _require_changeable(head, optimizer)
-    _replace_parameter(head, "weight", rows, source, head.num_centers, optimizer, merged, merged_vectors, new_vectors)
+    _replace_parameter(head, "weight", change, head.num_centers, new_values=new_vectors, merger=merger)
     if head.bias is not None and not head.shares_bias:
-        bias = rows.mean(head.bias.detach()).expand(int((source < 0).sum()))
-        classes = None if merged is None else (merged[0][:1] // head.num_centers, merged[1][:1] // head.num_centers)
-        _replace_parameter(head, "bias", rows, source, 1, optimizer, classes, None, bias)
+        bias = rows.mean(head.bias.detach())
+        classes = None
+        if merger is not None:
+            kept, dropped = (positions[:1] // head.num_centers for positions in (merger.kept, merger.dropped))
+            classes = _Merger(kept, dropped)
+        new_biases = bias.expand(int((source < 0).sum()))
+        _replace_parameter(head, "bias", change, per_class=1, new_values=new_biases, merger=classes)
     # These are complete in every process.
-    for name, new in head.class_buffers.items():
+    for name, default in head.class_buffers.items():
         values = getattr(head, name)
         if values is not None:
             chosen = source.to(values.device)
             changed = values[chosen.clamp_min(0)]
-            changed[chosen < 0] = new
+            changed[chosen < 0] = default
             setattr(head, name, changed)
     head.num_classes = len(source)
     head.class_storage = rows.storage
@@ -192,15 +205,14 @@ def _replace_classes(
 def _replace_parameter(
     head: nn.Module,
     name: str,
-    rows: RowAccess,
-    source: Tensor,
+    change: _Change,
     per_class: int,
-    optimizer: Any,
-    merged: tuple[Tensor, Tensor] | None = None,
-    merged_values: Tensor | None = None,
+    *,
     new_values: Tensor | None = None,
+    merger: _Merger | None = None,
 ) -> None:
-    """Replace a parameter and the state that an optimiser has for it; see `_replace_classes`."""
+    """Replace a parameter with `per_class` rows per class, and the state that an optimiser has for it."""
+    source, rows, optimizer = change
     old = head._parameters[name]
     assert old is not None
     owners = _owners(optimizer, old)
@@ -208,9 +220,9 @@ def _replace_parameter(
     classes = rows.new_classes(source)
     is_new = rows_of_classes(source[classes], per_class) < 0
     new_before = int((source[: classes.start] < 0).sum())
-    values = _merged(rows, old.detach(), merged)
-    if merged is not None and merged_values is not None:
-        rows.store_(values, merged[0], merged_values)
+    values = _with_mean_rows(rows, old.detach(), merger)
+    if merger is not None and merger.vectors is not None:
+        rows.store_(values, merger.kept, merger.vectors)
     replaced = rows.take(values, source, per_class)
     if new_values is not None:
         first = new_before * per_class
@@ -218,22 +230,22 @@ def _replace_parameter(
     # A new parameter: graphs of earlier steps refer to the shape of the old one.
     new = nn.Parameter(replaced, requires_grad=old.requires_grad)
     setattr(head, name, new)
-    for one in owners:
-        (group,) = (group for group in one.param_groups if any(p is old for p in group["params"]))
+    for owner in owners:
+        (group,) = (group for group in owner.param_groups if any(p is old for p in group["params"]))
         group["params"] = [new if p is old else p for p in group["params"]]
-        state = one.state.pop(old, None)
+        state = owner.state.pop(old, None)
         if state is None:
             continue
-        one.state[new] = {}
+        owner.state[new] = {}
         for key, value in sorted(state.items()):
-            if key == "radius":  # of `hypersphere.optim.Hyperball`, which measures it again
+            if key in _MEASURED_STATE:
                 continue
             if _has_rows(value, old):
-                followed = rows.take(_merged(rows, value, merged), source, per_class)
+                followed = rows.take(_with_mean_rows(rows, value, merger), source, per_class)
                 followed[is_new.to(followed.device)] = _initial_value(key, group)
-                one.state[new][key] = followed
+                owner.state[new][key] = followed
             else:
-                one.state[new][key] = value
+                owner.state[new][key] = value
 
 
 def _initial_value(key: str, group: dict[str, Any]) -> float:
@@ -242,13 +254,12 @@ def _initial_value(key: str, group: dict[str, Any]) -> float:
     return float(group[option]) if option in group else 0.0
 
 
-def _merged(rows: RowAccess, values: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return a copy of `values` in which the rows of a class are the means of its rows and those of another one."""
+def _with_mean_rows(rows: LocalRows, values: Tensor, merger: _Merger | None) -> Tensor:
+    """Return a copy of `values` in which the rows of the class that stays are the means of both classes."""
     values = values.clone()
-    if merged is not None:
-        first, second = (rows.fetch(values, one) for one in merged)
-        total = first + second
-        rows.store_(values, merged[0], total / 2 if total.is_floating_point() else total // 2)
+    if merger is not None:
+        total = rows.fetch(values, merger.kept) + rows.fetch(values, merger.dropped)
+        rows.store_(values, merger.kept, total / 2 if total.is_floating_point() else total // 2)
     return values
 
 

@@ -13,7 +13,6 @@ from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics, sphere
 from hypersphere.functions._recomputation import PassHistory
-from hypersphere.heads.fused_loss import SampleWeights
 
 __all__ = [
     "HeadState",
@@ -39,6 +38,11 @@ class HeadState(NamedTuple):
     scale: Tensor | None = None  # the radius s (AdaCos)
 
     @property
+    def norm_statistics(self) -> tuple[Tensor, Tensor] | None:
+        """The running mean and standard deviation of the feature norm."""
+        return None if self.norm_mean is None or self.norm_std is None else (self.norm_mean, self.norm_std)
+
+    @property
     def is_empty(self) -> bool:
         """True if the head has neither a schedule nor statistics."""
         return all(value is None for value in self)
@@ -48,19 +52,26 @@ class HeadState(NamedTuple):
 
 
 def update_norm_statistics(
-    mean: Tensor, std: Tensor, norms: Tensor, samples: SampleWeights, momentum: float
+    mean: Tensor, std: Tensor, norms: Tensor, sample_weights: Tensor, count: Tensor, momentum: float
 ) -> tuple[Tensor, Tensor]:
     """Return running statistics, updated with the mean and standard deviation of the norms of samples that count.
 
     Fewer than two samples or norms that are not finite leave the statistics unchanged. No shape depends on the number
     of counted samples, so this can be compiled.
+
+    Args:
+        mean: the running mean.
+        std: the running standard deviation.
+        norms: (B,) feature norms.
+        sample_weights: (B,) 1 for samples that count, else 0.
+        count: the number of samples that count, at least 1.
+        momentum: the weight of this batch.
     """
-    weights, number = samples
-    batch_mean = torch.dot(norms, weights) / number
-    deviations = (norms - batch_mean) * weights
+    batch_mean = torch.dot(norms, sample_weights) / count
+    deviations = (norms - batch_mean) * sample_weights
     # A sample standard deviation needs two samples; for fewer it is 0/0, which is NaN. It is not finite if the mean is
     # not, so one comparison finds both.
-    batch_std = (torch.dot(deviations, deviations) / (number - 1)).sqrt()
+    batch_std = (torch.dot(deviations, deviations) / (count - 1)).sqrt()
     is_usable = batch_std < torch.inf
     new_mean, new_std = (old.lerp(new.to(old.dtype), momentum) for old, new in ((mean, batch_mean), (std, batch_std)))
     return torch.where(is_usable, new_mean, mean), torch.where(is_usable, new_std, std)

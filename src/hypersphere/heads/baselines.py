@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hypersphere import _numerics
 from hypersphere._validation import is_number, nearest_name, require, require_package
 from hypersphere.functions._recomputation import PassHistory
-from hypersphere.heads._checks import check_features, check_labels, require_labels
+from hypersphere.heads._checks import int64_labels, require_features, require_labels
 from hypersphere.heads._state import call_fingerprint
 from hypersphere.heads.head import AngularHead
 
@@ -35,8 +35,8 @@ class _LinearHead(AngularHead):
 
     def _counted(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the checked features and labels of the samples that count."""
-        check_features(x, self.in_features)
-        y = check_labels(y, len(x))
+        require_features(x, self.in_features)
+        y = int64_labels(y, len(x))
         require_labels(y, self.num_classes, self.ignore_index)
         counted = y != self.ignore_index
         return x[counted], y[counted]
@@ -203,12 +203,12 @@ def _create(module: str, choice: Choice, argument: str, sizes: Mapping[str, int]
         raise ValueError(f"{argument} must name a class of pytorch_metric_learning.{module}, not {name!r}{near}")
     factory: Callable[..., Any] = getattr(library, name)
     parameters = inspect.signature(factory).parameters
-    given: dict[str, Any] = {key: value for key, value in sizes.items() if key in parameters}
+    arguments: dict[str, Any] = {key: value for key, value in sizes.items() if key in parameters}
     for key, value in options.items():
         is_object = key in NESTED and isinstance(value, (str, Mapping))
-        given[key] = _create(NESTED[key], value, f"{argument}.{key}", sizes) if is_object else value
+        arguments[key] = _create(NESTED[key], value, f"{argument}.{key}", sizes) if is_object else value
     try:
-        return factory(**given)
+        return factory(**arguments)
     except TypeError as error:
         raise ValueError(f"{argument} {name!r} does not accept {options}: {error}") from error
 

@@ -95,16 +95,17 @@ class BinaryHead(AngularHead):
         """
         right_angle = torch.zeros(1, dtype=torch.float64)
         radius = float(self.radius)
-        responses = self.responses
-        if responses.margin is None:
-            target = radius * float(responses.angular(right_angle))
-        else:
-            margin = responses.margin_of_batch(right_angle + radius, self._current_state())
-            target = radius * float(margin(right_angle, responses.angular, 1.0))
-        others = radius * float(responses.others(right_angle, 1.0))
+        functions = self.score_functions
+        target = radius * float(functions.angular(right_angle))
+        if functions.margin is not None:
+            statistics = self._current_state().norm_statistics
+            margin = functions.margin.for_batch(right_angle + radius, statistics, None)
+            target = radius * float(margin(right_angle, functions.angular, 1.0))
+        others = radius * float(functions.others(right_angle, 1.0))
         odds = self.balance / ((1 - self.balance) * (self.num_classes - 1))
-        # The root of (1 − odds)² + 4·odds·e^(a_y−a_j), with both terms divided by the larger one, e^(2·scale): at a
-        # large radius the exponential leaves the range of numbers.
+        # With u = e^b this is e^(a_y)·u² + (1 − odds)·u − odds·e^(−a_j) = 0, whose discriminant is
+        # (1 − odds)² + 4·odds·e^(a_y−a_j). Both terms are divided by the larger one, e^(2·scale): at a large radius the
+        # exponential leaves the range of numbers.
         half = (target - others) / 2
         gap = math.log(abs(1 - odds)) if odds != 1 else -math.inf
         scale = max(gap, half)

@@ -1,24 +1,25 @@
 r"""The loss of a head from a few numbers per sample, computed in blocks of classes.
 
 A margin changes only the score of the target class. So a loss needs one reduction over all other classes per sample,
-and the product of the feature with its target class vector. `class_terms` computes these numbers, `sample_losses` turns
-them into a cross entropy. `class_terms` has two implementations of the same formulas: `reference_terms`, through a B×C
-matrix and automatic differentiation, and a fused one with the derivatives below, which is faster and needs less memory.
+and the product of the feature with its target class vector. `class_terms` computes these numbers, and
+`AngularHead.sample_losses` turns them into a cross entropy. `class_terms` has two implementations of the same formulas:
+`reference_terms`, through a B×C matrix and automatic differentiation, and a fused one with the derivatives below, which
+is faster and needs less memory.
 
-**Forward.** Write z_bj = x_b·ŵ_j (x_b·w_j if class vectors keep their norms), r for the response of the other classes
-(the identity for cosine scores), f_bj = ρ_b·r(z_bj) + β_j for the scores and y for the label of sample b. With cosine
-scores ρ = 1, and features may be rescaled to a radius s, x ← s·x̂. With any other response x ← x̂, so that z is a cosine,
-and ρ_b is s or ‖x_b‖. Then
+**Forward.** Write z_bj = x_b·ŵ_j (x_b·w_j if class vectors keep their norms), g for the angular function of the other
+classes, f_bj = ρ_b·g(z_bj) + β_j for the scores and y for the label of sample b. If g is the cosine, g(z) = z, ρ = 1,
+and features may be rescaled to a radius s, x ← s·x̂. With any other g, x ← x̂, so that z is a cosine, and ρ_b is s or
+‖x_b‖. Then
 
     others_b = log Σ_{j≠y} exp f_bj,     weighted_sum_b = Σ_{j≠y} v_j·f_bj,     target_b = z_by.
 
 **Backward.** Let G, S and H be the gradients of the loss with respect to these three. With
 
-    P_bj = G_b·exp(f_bj − others_b) + S_b·v_j  (j ≠ y),   D_bj = P_bj·ρ_b·r′(z_bj)  (j ≠ y),   D_by = H_b
+    P_bj = G_b·exp(f_bj − others_b) + S_b·v_j  (j ≠ y),   D_bj = P_bj·ρ_b·g′(z_bj)  (j ≠ y),   D_by = H_b
 
 the gradients are
 
-    ∂β_j = Σ_b P_bj,     ∂ρ_b = Σ_j P_bj·r(z_bj),     ∂x_b = Σ_j (D_bj/‖w_j‖)·w_j,
+    ∂β_j = Σ_b P_bj,     ∂ρ_b = Σ_j P_bj·g(z_bj),     ∂x_b = Σ_j (D_bj/‖w_j‖)·w_j,
     ∂w_j = (Σ_b D_bj·x_b − a_j·ŵ_j)/‖w_j‖,            a_j = Σ_b D_bj·z_bj.
 
 The last line is the projection to the tangent space of the sphere. The radial part a_j is a sum over the batch, not
@@ -57,8 +58,8 @@ from hypersphere import _numerics, sphere
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, Riesz
-from hypersphere.heads._centers import largest_per_class, rows_of_winners, scatter_to_rows
-from hypersphere.heads._negatives import Negatives
+from hypersphere.heads._centers import gather_winners, largest_per_class, scatter_winners
+from hypersphere.heads._score_functions import Negatives, straight_through
 
 __all__ = [
     "LOG_SUM_EXP",
@@ -66,15 +67,13 @@ __all__ = [
     "ClassInputs",
     "ClassReduction",
     "ClassTerms",
-    "SampleWeights",
+    "ScoreMatrix",
     "ScoreRule",
     "class_terms",
     "classes_per_block",
-    "reduce_samples",
     "reference_terms",
     "safe_divisor",
-    "sample_losses",
-    "straight_through",
+    "score_matrix",
 ]
 
 _WEIGHT_ENTRIES_PER_BLOCK = 2**20  # 4 MB of class vectors in float32, which stay in the cache
@@ -131,57 +130,62 @@ class ScoreRule(NamedTuple):
     """How products become scores of the other classes, and which terms the loss needs.
 
     Attributes:
-        unit_class_vectors: whether products are divided by ‖w‖.
+        normalize_weight: whether products are divided by ‖w‖.
         radius: s, the norm to which features are rescaled; None to keep ‖x‖.
-        response: r, a function of the cosine; None if scores are the products themselves.
-        derivative: dr/dc as a function of the cosine and the response; None to differentiate r automatically.
-        detached: straight-through: r in the forward pass, the identity in the backward pass.
-        needs_matrix: whether the terms must be computed through a B×C matrix of scores; see `class_terms`.
-        exact: whether to compute the terms again by `reference_terms`, which scales vectors safely, if `in_range` is
-            False. This reads `in_range` on the host.
+        angular: g, a function of the cosine; None if scores are the products themselves.
+        angular_derivative: dg/dc as a function of the cosine and of g; None to differentiate g automatically.
+        detached: straight-through: g in the forward pass, the identity in the backward pass.
         reduction: the reduction over the other classes.
         shared_bias: whether all classes share one bias.
+        centers: K, the number of class vectors per class.
+        negatives: changes the responses of some of the other classes; None for none. Needs `angular`.
         needs_feature_norm: whether ‖x‖ is needed.
         needs_target_norm: whether ‖w_y‖ is needed.
         needs_target_direction: whether ŵ_y is needed, without gradient.
         needs_energy: whether the energy of the class vectors of the batch is needed. The fused pass computes it only if
             `targets_present`, because it takes the class vectors of the labels from `w`.
         targets_present: whether every label is one of the classes. False if some labels may be −1.
-        centers: K, the number of class vectors per class.
-        negatives: changes the responses of some of the other classes; None for none. Needs a response.
+        needs_matrix: whether the terms must be computed through a B×C matrix of scores; see `class_terms`.
+        exact: whether to compute the terms again by `reference_terms`, which scales vectors safely, if `in_range` is
+            False. This reads `in_range` on the host.
     """
 
-    unit_class_vectors: bool
-    radius: float | None = None
-    response: Callable[[Tensor], Tensor] | None = None
-    derivative: Callable[[Tensor, Tensor], Tensor] | None = None
+    # The formula of the scores
+    normalize_weight: bool
+    radius: float | Tensor | None = None
+    angular: Callable[[Tensor], Tensor] | None = None
+    angular_derivative: Callable[[Tensor, Tensor], Tensor] | None = None
     detached: bool = False
-    needs_matrix: bool = False
-    exact: bool = False
     reduction: ClassReduction = LOG_SUM_EXP
     shared_bias: bool = False
+    centers: int = 1
+    negatives: Negatives | None = None
+    # The terms that are needed in addition
     needs_feature_norm: bool = False
     needs_target_norm: bool = False
     needs_target_direction: bool = False
     needs_energy: bool = False
+    # How the terms are computed
     targets_present: bool = False
-    centers: int = 1
-    negatives: Negatives | None = None
+    needs_matrix: bool = False
+    exact: bool = False
 
     @property
-    def rescaled_norm(self) -> float | None:
+    def rescaled_norm(self) -> float | Tensor | None:
         """The norm to which features are rescaled before they are multiplied with class vectors; None to keep them."""
-        return self.radius if self.response is None else 1.0
+        return self.radius if self.angular is None else 1.0
 
     def scores(self, z: Tensor, feature_norm: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Return f = ρ·r(z) + β. The result is `z` itself if there is neither a response nor a bias."""
-        if self.response is not None:
-            response = self.response(z)
-            z = self.rho(feature_norm) * (straight_through(z, response) if self.detached else response)
-        return z if bias is None else z + bias
+        """Return f = ρ·g(z) + β. The result is `z` itself if there is neither a g nor a bias."""
+        scores = z if self.angular is None else self.scaled(z, self.angular(z), feature_norm)
+        return scores if bias is None else scores + bias
+
+    def scaled(self, z: Tensor, response: Tensor, feature_norm: Tensor | None) -> Tensor:
+        """Return ρ·g(z), given the response g(z)."""
+        return self.rho(feature_norm) * (straight_through(z, response) if self.detached else response)
 
     def rho(self, feature_norm: Tensor | None) -> Tensor | float:
-        """Return ρ, the factor of the response: s, or ‖x‖ as a column (B, 1)."""
+        """Return ρ, the factor of g: s, or ‖x‖ as a column (B, 1)."""
         if self.radius is not None:
             return self.radius
         assert feature_norm is not None
@@ -246,27 +250,22 @@ class ClassTerms(NamedTuple):
     target_direction: Tensor | None = None
 
 
-def straight_through(source: Tensor, value: Tensor) -> Tensor:
-    """Return `value` with the gradient of `source`."""
-    return source + (value - source).detach()
-
-
 def class_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     """Return the terms that `rule` asks for, by the fused pass where possible.
 
     `reference_terms` computes them through a B×C matrix of scores in these cases:
 
-    * the rule needs it (`needs_matrix`): r may have learned parameters, or an energy is needed and class vectors keep
+    * the rule needs it (`needs_matrix`): g may have learned parameters, or an energy is needed and class vectors keep
       their norms;
     * `negatives` changes the responses of some of the other classes;
-    * scores are ‖w‖·r(cos θ) with a response r, of which the fused pass has no closed-form derivative;
+    * scores are ‖w‖·g(cos θ), of which the fused pass has no closed-form derivative;
     * the batch is empty;
     * in a transform of `torch.func`, in forward mode or in a traced or compiled graph;
     * the rule is `exact` and `in_range` is False.
 
     Autocast must be disabled, as `AngularHead.forward` does.
     """
-    has_product_form = rule.response is None or rule.unit_class_vectors
+    has_product_form = rule.angular is None or rule.normalize_weight
     is_fusable = has_product_form and not rule.needs_matrix and rule.negatives is None and inputs.x.shape[0] > 0
     if not is_fusable or not only_reverse_mode(inputs.x, inputs.w, inputs.labels):
         return reference_terms(inputs, rule)
@@ -274,7 +273,7 @@ def class_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     # the products, so it is not used with several centres.
     fuse_energy = rule.needs_energy and rule.targets_present and not rule.exact and rule.centers == 1
     fused_rule = rule if fuse_energy == rule.needs_energy else rule._replace(needs_energy=fuse_energy)
-    terms = ClassTerms(*_FusedTerms.apply(fused_rule, *inputs))
+    terms = ClassTerms(*_FusedTerms.apply(fused_rule, *inputs[:-1]))  # `target_vectors` is for the exact energy
     if rule.exact and not bool(terms.in_range):
         return reference_terms(inputs, rule)
     if rule.needs_energy and not fuse_energy:
@@ -282,54 +281,103 @@ def class_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     return _with_target_terms(terms, inputs, rule)
 
 
-def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
-    """Return the terms through a B×C matrix of scores and automatic differentiation."""
-    # Products z of all classes; with several centres the largest of each class.
-    (w_norm, w_hat), (x_norm, x_hat) = sphere.polar(inputs.w), sphere.polar(inputs.x)
-    features = inputs.x if rule.rescaled_norm is None else rule.rescaled_norm * x_hat
-    z = features @ (w_hat if rule.unit_class_vectors or rule.response is not None else inputs.w).mT
-    winners = None
-    w_norm_of_class = w_norm.mT
+class ScoreMatrix(NamedTuple):
+    """The scores of all classes without margin and bias, and the numbers that they were computed from."""
+
+    scores: Tensor  # (B, C)
+    z: Tensor  # (B, C) products or cosines, with several centres the ones that won
+    x_norm: Tensor | None  # (B,) ‖x‖, if the rule needs it or features are rescaled
+    w_norm: Tensor | None  # (C·K, 1) ‖w‖, if class vectors are normalised or the rule needs it
+    winners: Tensor | None  # (B, C) the winning centre of each class; None with one centre
+    is_left_out: Tensor | None  # (B, C) the classes that are left out of the loss, or None
+
+    def target_rows(self, labels: Tensor, centers: int) -> Tensor:
+        """Return the row of `w` that the product with the target belongs to, (B,), for labels in [0, C)."""
+        if self.winners is None:
+            return labels
+        return centers * labels + self.winners.gather(1, labels.unsqueeze(1)).squeeze(1)
+
+
+def score_matrix(
+    x: Tensor,
+    w: Tensor,
+    rule: ScoreRule,
+    is_target: Tensor | None = None,
+    *,
+    polar: Callable[[Tensor], tuple[Tensor, Tensor]] = sphere.polar,
+) -> ScoreMatrix:
+    """Return the scores of all classes in ordinary, differentiable operations.
+
+    Args:
+        x: (B, d) features.
+        w: (C·K, d) class vectors.
+        rule: the formula of the scores.
+        is_target: (B, C) booleans, needed for `rule.negatives`.
+        polar: the function that splits features into norms and directions.
+    """
+    x_norm, w_norm, winners, is_left_out = None, None, None, None
+    # The rescaled features: x̂ for a function of the cosine, s·x̂ for products.
+    if rule.rescaled_norm is not None or rule.needs_feature_norm:
+        norms, directions = polar(x)
+        x_norm = norms.squeeze(1)
+        if rule.angular is not None:
+            x = directions
+        elif rule.radius is not None:
+            x = rule.radius * directions
+    # Cosines and products with unit class vectors need ŵ.
+    needs_direction = rule.normalize_weight or rule.angular is not None
+    if needs_direction or rule.needs_target_norm:
+        w_norm, w_hat = sphere.polar(w)
+        w = w_hat if needs_direction else w
+    z = x @ w.mT
+    # A function of the cosine with kept norms: f = ρ·g(z)·‖w‖.
+    keeps_norms = rule.angular is not None and not rule.normalize_weight
+    w_norm_of_class = w_norm.mT if keeps_norms and w_norm is not None else None
     if rule.centers > 1:
         # If norms are kept, the centre with the largest score wins, else the nearest one.
-        by_score = rule.response is not None and not rule.unit_class_vectors
-        ranked = rule.scores(z, x_norm.squeeze(1), None) * w_norm.mT if by_score else z
+        ranked = z if w_norm_of_class is None else rule.scores(z, x_norm, None) * w_norm_of_class
         winners = largest_per_class(ranked, rule.centers)[1]
-        z, w_norm_of_class = rows_of_winners(z, winners), rows_of_winners(w_norm.mT, winners)
-    # The product with the target class, 0 if it is not among these classes.
-    column, is_absent = inputs.labels.clamp_min(0).unsqueeze(1), (inputs.labels < 0).unsqueeze(1)
-    is_target = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, ~is_absent)
-    # A sum and not `gather`: inductor on CPUs with several threads computes a wrong gradient for a gather whose
-    # backward pass it fuses with the sum over the batch of a bias.
-    target = z.masked_fill(~is_target, 0).sum(1)
-    # Scores f = h·r(z) + β of all classes.
-    is_left_out = None
-    if rule.negatives is None or rule.response is None:
-        scores = rule.scores(z, x_norm.squeeze(1), None)
+        z = gather_winners(z, winners)
+        w_norm_of_class = None if w_norm_of_class is None else gather_winners(w_norm_of_class, winners)
+    if rule.negatives is None or rule.angular is None:
+        scores = rule.scores(z, x_norm, None)
     else:
-        response, is_left_out = rule.negatives(z, rule.response(z), is_target)
-        scores = rule.rho(x_norm.squeeze(1)) * (straight_through(z, response) if rule.detached else response)
-    if rule.response is not None and not rule.unit_class_vectors:
-        scores = scores * w_norm_of_class
-    if inputs.bias is not None:
-        scores = scores + inputs.bias
+        assert is_target is not None
+        response, is_left_out = rule.negatives(z, rule.angular(z), is_target)
+        scores = rule.scaled(z, response, x_norm)
+    scores = scores if w_norm_of_class is None else scores * w_norm_of_class
+    return ScoreMatrix(scores, z, x_norm, w_norm, winners, is_left_out)
+
+
+def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
+    """Return the terms through a B×C matrix of scores and automatic differentiation."""
+    labels = inputs.labels.clamp_min(0)
+    column, is_absent = labels.unsqueeze(1), (inputs.labels < 0).unsqueeze(1)
+    shape = (inputs.x.shape[0], inputs.w.shape[0] // rule.centers)
+    is_target = torch.zeros(shape, dtype=torch.bool, device=inputs.x.device).scatter(1, column, ~is_absent)
+    matrix = score_matrix(inputs.x, inputs.w, rule, is_target)
+    # target = z_y, 0 if the target is not among these classes. It is a sum and not a `gather`: inductor on CPUs with
+    # several threads computes a wrong gradient for a gather whose backward pass it fuses with the sum over the batch of
+    # a bias.
+    target = matrix.z.masked_fill(~is_target, 0).sum(1)
+    scores = matrix.scores if inputs.bias is None else matrix.scores + inputs.bias
     weighted_sum = None
-    if inputs.class_weights is not None:
+    if inputs.class_weights is not None:  # Σ_{j≠y} v_j·f_j
         weighted_sum = (scores * inputs.class_weights).masked_fill(is_target, 0).sum(1)
-    if is_left_out is not None:
+    if matrix.is_left_out is not None:
         # Not −∞: if all other classes are left out, the derivative of logsumexp would be undefined.
-        scores = scores.masked_fill(is_left_out, torch.finfo(scores.dtype).min)
-    target_row, target_norm = None, None
-    if winners is not None:
-        target_row = (rule.centers * column + winners.gather(1, column)).masked_fill(is_absent, -1).squeeze(1)
+        scores = scores.masked_fill(matrix.is_left_out, torch.finfo(scores.dtype).min)
+    rows = matrix.target_rows(labels, rule.centers)
+    target_row = None if rule.centers == 1 else rows.masked_fill(is_absent.squeeze(1), -1)
+    target_norm = None
     if rule.needs_target_norm:
-        rows = inputs.labels if target_row is None else target_row
-        target_norm = w_norm[rows.clamp_min(0)].masked_fill(is_absent, 0).squeeze(1)
+        assert matrix.w_norm is not None
+        target_norm = matrix.w_norm[rows].masked_fill(is_absent, 0).squeeze(1)
     terms = ClassTerms(
         others=rule.reduction.within(scores.masked_fill(is_target, float("-inf"))),
         weighted_sum=weighted_sum,
         target=target,
-        feature_norm=x_norm.squeeze(1) if rule.needs_feature_norm else None,
+        feature_norm=matrix.x_norm if rule.needs_feature_norm else None,
         target_norm=target_norm,
         energy=inputs.energy(target_row) if rule.needs_energy else None,
         in_range=torch.isfinite(inputs.x.detach()).all(),
@@ -388,15 +436,14 @@ class _Block(NamedTuple):
     def reduce_others(self, scores: Tensor, targets: Tensor, reduction: ClassReduction) -> tuple[Tensor, Tensor]:
         """Return the reduction over all classes of the block except the targets, and its derivatives, 0 at the targets.
 
-        A block of one class that is the target has the value −∞ and reports the derivative 1. It is multiplied by 0:
-        with several blocks by `part_derivative`, with a single one, the only class of a process, by the gradient of its
-        value, because the reduction over processes has the derivative 0 there.
+        If the only class of a block is the target, the result is −∞ and the derivative is 1. This derivative has no
+        effect, because the factor that multiplies it is 0: `part_derivative` of −∞, over blocks or over processes.
         """
         # Scores may be the saved products themselves, so the targets are excluded in place and restored.
         self.fill_targets_(scores, float("-inf"))
-        part, derivatives = reduction.within_and_derivatives(scores)
+        result, derivatives = reduction.within_and_derivatives(scores)
         scores.scatter_(1, self.column, targets)
-        return part, derivatives
+        return result, derivatives
 
 
 def classes_per_block(num_classes: int, dim: int, left_rows: int, centers: int = 1) -> int:
@@ -543,32 +590,23 @@ class _Saved(NamedTuple):
         single = islice(remaining, len(cls._fields) - 3)  # the fields between `left` and `products`
         return cls._make((inputs, left, *single, tuple(remaining)))
 
-    def products_of(self, number: int, block: _Block, centers: int) -> tuple[Tensor, Tensor | None]:
+    def products_of(self, block_index: int, block: _Block, centers: int) -> tuple[Tensor, Tensor | None]:
         """Return the products of a block and the winning centres, saved or computed again; see `_products`."""
         if not self.products:
             norms = None if self.norms is None else block.select_rows(self.norms)
             return _products(self.left.matrix, block.select_rows(self.inputs.w), norms, centers)
         if centers == 1:
-            return self.products[number], None
-        return self.products[2 * number], self.products[2 * number + 1].long()
+            return self.products[block_index], None
+        return self.products[2 * block_index], self.products[2 * block_index + 1].long()
 
 
 class _FusedTerms(torch.autograd.Function):
     """The terms and their gradients, block by block; see the derivation at the top of this file."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        rule: ScoreRule,
-        x: Tensor,
-        w: Tensor,
-        labels: Tensor,
-        bias: Tensor | None,
-        class_weights: Tensor | None,
-        counted: Tensor | None,
-        target_vectors: Tensor | None,
-    ) -> Any:
-        inputs = ClassInputs(x, w, labels, bias, class_weights, counted, target_vectors)
+    def forward(ctx: Any, rule: ScoreRule, *tensors: Any) -> Any:
+        inputs = ClassInputs(*tensors)
+        x, w, labels, bias, class_weights, counted, _ = inputs
         # The left factor of all products, the blocks of classes, and what is collected from them.
         batch, left = x.shape[0], _left_factor(x, w, labels, rule)
         blocks = _blocks(labels, w, left.matrix.shape[0], rule)
@@ -577,13 +615,13 @@ class _FusedTerms(torch.autograd.Function):
         target_center: Any = 0  # the winning centre of the target class
         weighted_sum: Any = None if class_weights is None else 0.0
         sample_energies, smallest_half_squares = [], []
-        parts, norm_parts, products, derivatives, repulsion = [], [], [], None, None
+        block_results, norms_of_blocks, products, derivatives, repulsion = [], [], [], None, None
         for block in blocks:
             # z = x·ŵ of this block, and below it c = ŵ_y·ŵ for the energy.
             w_block, block_norms = block.select_rows(w), None
-            if rule.unit_class_vectors:
+            if rule.normalize_weight:
                 block_norms = torch.linalg.vector_norm(w_block, dim=1)
-                norm_parts.append(block_norms)
+                norms_of_blocks.append(block_norms)
             block_products, winners = _products(left.matrix, w_block, block_norms, rule.centers)
             z = block_products[:batch] if rule.needs_energy else block_products
             # target = z_y, from the one block that contains it.
@@ -591,11 +629,11 @@ class _FusedTerms(torch.autograd.Function):
             target = block.where_inside(target_products, target)
             if winners is not None:
                 target_center = block.where_inside(block.at_targets(winners), target_center)
-            # The reduction over the scores f = ρ·r(z) + β of the other classes of this block.
+            # The reduction over the scores f = ρ·g(z) + β of the other classes of this block.
             scores = rule.scores(z, left.feature_norm, _block_bias(bias, rule, block))
             target_scores = target_products if scores is z else block.at_targets(scores)
-            part, derivatives = block.reduce_others(scores, target_scores, rule.reduction)
-            parts.append(part)
+            result, derivatives = block.reduce_others(scores, target_scores, rule.reduction)
+            block_results.append(result)
             # weighted_sum += Σ_{j≠y} v_j·f_j
             if class_weights is not None:
                 weights = block.select(class_weights)
@@ -609,9 +647,11 @@ class _FusedTerms(torch.autograd.Function):
                 sample_energies.append(repulsion.sum(1))
             if save_products:
                 products += [block_products] if winners is None else [block_products, winners.to(torch.uint8)]
-        # Combine the blocks: others = log Σ_blocks exp(part).
-        norms = norm_parts[0] if len(norm_parts) == 1 else torch.cat(norm_parts) if norm_parts else None
-        others = parts[0] if len(parts) == 1 else rule.reduction.across(torch.stack(parts, 1))
+        # Combine the blocks: others = log Σ_blocks exp(result).
+        norms = None
+        if norms_of_blocks:
+            norms = norms_of_blocks[0] if len(blocks) == 1 else torch.cat(norms_of_blocks)
+        others = block_results[0] if len(blocks) == 1 else rule.reduction.across(torch.stack(block_results, 1))
         target_row = None
         if rule.centers > 1:
             target_row = (rule.centers * labels + target_center.squeeze(1)).masked_fill_(labels < 0, -1)
@@ -620,7 +660,7 @@ class _FusedTerms(torch.autograd.Function):
         w_target, target_norm = _target_norm(w, rows, rule) if rule.needs_target_norm else (None, None)
         energy = None
         if rule.needs_energy:
-            energies = sample_energies[0] if len(sample_energies) == 1 else torch.stack(sample_energies).sum(0)
+            energies = sample_energies[0] if len(blocks) == 1 else torch.stack(sample_energies).sum(0)
             energy = (energies if counted is None else energies.masked_fill(~counted, 0)).sum() / 2
         in_range = _in_range(x, norms, w_target, smallest_half_squares)
         # The derivatives of the reduction and of the energy are saved only if they are as small as one block.
@@ -655,7 +695,7 @@ class _FusedTerms(torch.autograd.Function):
             backward = _differentiable_backward if torch.is_grad_enabled() else _blocked_backward
             _, needs_x, needs_w, _, needs_bias, *_ = ctx.needs_input_grad
             grad_x, grad_w, grad_bias = backward(ctx.rule, saved, (needs_x, needs_w, needs_bias), ClassTerms(*grads))
-        return None, grad_x, grad_w, None, grad_bias, None, None, None
+        return None, grad_x, grad_w, None, grad_bias, None, None
 
 
 def _target_norm(w: Tensor, rows: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
@@ -679,59 +719,68 @@ def _differentiable_backward(
     return differentiable_gradients(terms, (x, w, bias), needs_grad, *grads)
 
 
-# The backward pass in blocks: one method per term of the derivation --------------------------------------------------
+# The backward pass in blocks: one function per term of the derivation ------------------------------------------------
 
 
 def _blocked_backward(
-    rule: ScoreRule, saved: _Saved, needs_grad: tuple[bool, ...], grads: ClassTerms
+    rule: ScoreRule, saved: _Saved, needs_grad: tuple[bool, ...], grads: Any
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients with respect to x, w and β; see the top of this file."""
+    """Return the gradients with respect to x, w and β, given those of the terms; see the top of this file."""
     needs_x, needs_w, needs_bias = needs_grad
     x, w, labels, bias, *_ = saved.inputs
-    left, batch = saved.left.matrix, x.shape[0]
-    terms, grad_norm = _BackwardTerms(rule, saved, grads), grads.feature_norm
+    left, batch, grad_norm = saved.left.matrix, x.shape[0], grads.feature_norm
     grad_w = torch.empty_like(w) if needs_w else None
     grad_bias = torch.zeros_like(bias) if needs_bias and bias is not None else None
     grad_left: Tensor | None = None  # Σ_j (D/‖w‖)·w for the left factor
-    energy_factor = terms.energy_factor() if rule.needs_energy else None
-    energy_radial: Tensor | float = 0.0  # Σ_j D·c of the energy's vectors
-    for number, block in enumerate(_blocks(labels, w, left.shape[0], rule)):
+    energy_factor = _energy_factor(saved.inputs, grads.energy) if rule.needs_energy else None
+    energy_radial: Any = 0.0  # Σ_j D·c of the energy's vectors
+    for block_index, block in enumerate(_blocks(labels, w, left.shape[0], rule)):
         # One buffer per block holds, one after the other: P = ∂scores, D = ∂products, D/‖w‖.
-        block_products, winners = saved.products_of(number, block, rule.centers)
+        block_products, winners = saved.products_of(block_index, block, rule.centers)
         grad_products = torch.empty_like(block_products)
         z, grad_z = (
             (block_products[:batch], grad_products[:batch]) if rule.needs_energy else (block_products, grad_products)
         )
-        response, leaf = terms.response(z)
-        terms.score_gradients_(grad_z, z, response, block)
-        if grad_bias is not None:
-            terms.add_bias_gradient_(grad_bias, grad_z, block)
-        if response is not None and rule.radius is None and needs_x:  # ∂ρ = Σ_j P·r, with ρ = ‖x‖
+        response, leaf = _response(rule, z)
+        _write_score_gradients(grad_z, z, response, block, rule, saved, grads)
+        if grad_bias is not None:  # ∂β = Σ_b P
+            if rule.shared_bias:
+                grad_bias += grad_z.sum()
+            else:
+                torch.sum(grad_z, 0, out=block.select(grad_bias))
+        if response is not None and rule.radius is None and needs_x:  # ∂ρ = Σ_j P·g, with ρ = ‖x‖
             grad_rho = torch.linalg.vecdot(grad_z, response.detach(), dim=1)
             grad_norm = grad_rho if grad_norm is None else grad_norm + grad_rho
-        terms.product_gradients_(grad_z, z, response, leaf, block)
+        if response is not None:
+            _multiply_by_derivative_(grad_z, z, response, leaf, rule, saved.left.feature_norm)
+        if grads.target is not None:  # D_y = H
+            block.fill_targets_(grad_z, grads.target.unsqueeze(1))
         if energy_factor is not None:
-            terms.energy_gradients_(grad_products[batch:], block_products[batch:], energy_factor, block)
+            # The energy's rows of D, φ′(c) = 1/(2(1−c)²), and zero for the pair of a class with itself.
+            repulsion = saved.repulsion
+            if repulsion is None:
+                repulsion = _half_squared_distances(block_products[batch:], block).reciprocal_()
+            torch.mul(repulsion, repulsion, out=grad_products[batch:]).mul_(energy_factor)
         # ∂w of this block.
         w_block = block.select_rows(w)
         if saved.norms is None:
             if winners is not None:
-                grad_products = scatter_to_rows(grad_products, winners, rule.centers)
+                grad_products = scatter_winners(grad_products, winners, rule.centers)
             if grad_w is not None:  # Σ_b D·x
                 torch.mm(grad_products.mT, left, out=block.select_rows(grad_w))
         else:
             radial = grad_products * block_products  # D·z, whose sum over the batch is a
             if winners is not None:
-                grad_products, radial = (scatter_to_rows(t, winners, rule.centers) for t in (grad_products, radial))
+                grad_products, radial = (scatter_winners(t, winners, rule.centers) for t in (grad_products, radial))
             if rule.needs_energy:
                 energy_radial = energy_radial + radial[batch:].sum(1, keepdim=True)
             inverse = block.select_rows(saved.norms).reciprocal()
             grad_products.mul_(inverse)
             if grad_w is not None:
                 # (Σ_b D·x − a·ŵ)/‖w‖ = Σ_b (D/‖w‖)·x − a/‖w‖²·w
-                along = radial.sum(0).mul_(inverse).mul_(inverse).unsqueeze(1)
+                radial_coefficient = radial.sum(0).mul_(inverse).mul_(inverse).unsqueeze(1)
                 grad_w_block = torch.mm(grad_products.mT, left, out=block.select_rows(grad_w))
-                grad_w_block.addcmul_(w_block, along, value=-1)
+                grad_w_block.addcmul_(w_block, radial_coefficient, value=-1)
             del radial  # free its memory before the next block needs as much
         # Σ_j (D/‖w‖)·w, the gradient of the left factor.
         if needs_x or rule.needs_energy:
@@ -739,174 +788,91 @@ def _blocked_backward(
     # What is left does not depend on the blocks: gradients through ‖w_y‖, through the vectors ŵ_y of the energy, and
     # through the normalisation of features.
     if grad_w is not None and grads.target_norm is not None:
-        terms.add_target_norm_gradient_(grad_w)
+        _add_target_norm_gradient_(grad_w, grads.target_norm, saved, rule)
     if grad_w is not None and grad_left is not None and rule.needs_energy:
-        terms.add_energy_target_gradient_(grad_w, grad_left[batch:], energy_radial)
+        # ∂w_y += (Σ_j D·ŵ_j − (Σ_j D·c)·ŵ_y)/‖w_y‖, the projected gradient of the vectors ŵ_y.
+        grad_target = grad_left[batch:].addcmul_(energy_radial, left[batch:], value=-1)
+        assert saved.left.target_vector_norms is not None
+        grad_w.index_add_(0, labels, grad_target.div_(saved.left.target_vector_norms))
     if not needs_x or grad_left is None:
         return None, grad_w, grad_bias
-    return terms.feature_gradient_(grad_left[:batch] if rule.needs_energy else grad_left, grad_norm), grad_w, grad_bias
+    grad_features = grad_left[:batch] if rule.needs_energy else grad_left
+    return _feature_gradient_(grad_features, grad_norm, saved, rule), grad_w, grad_bias
 
 
-class _BackwardTerms(NamedTuple):
-    """The terms of the backward pass, for the gradients `grads` of the outputs."""
-
-    rule: ScoreRule
-    saved: Any  # `_Saved`; the rule decides which fields are None
-    grads: Any  # the gradients in the fields of `ClassTerms`
-
-    def response(self, z: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return r(z), and the leaf of its graph if its derivative has to be found automatically."""
-        rule = self.rule
-        if rule.response is None:
-            return None, None
-        if rule.derivative is not None or rule.detached:
-            return rule.response(z), None
-        with torch.enable_grad():
-            leaf = z.detach().requires_grad_()
-            return rule.response(leaf), leaf
-
-    def score_gradients_(self, grad_z: Tensor, z: Tensor, response: Tensor | None, block: _Block) -> None:
-        """Write P = G·∂others/∂f + S·v, and zero at the target, to `grad_z`."""
-        rule, saved, grads = self
-        if grads.others is None:
-            grad_z.zero_()
-        else:
-            factor, derivatives = grads.others, saved.derivatives
-            if derivatives is None:
-                # `grad_z` holds a copy of the products, because saved tensors must not be written to.
-                scores = grad_z.copy_(z) if response is None else rule.rho(saved.left.feature_norm) * response.detach()
-                bias = _block_bias(saved.inputs.bias, rule, block)
-                scores = scores if bias is None else scores + bias
-                part, derivatives = block.reduce_others(scores, block.at_targets(scores), rule.reduction)
-                part_derivative = rule.reduction.part_derivative
-                factor = factor if part_derivative is None else factor * part_derivative(part, saved.others)
-            torch.mul(derivatives, factor.unsqueeze(1), out=grad_z)
-        if grads.weighted_sum is not None:
-            grad_z.addcmul_(grads.weighted_sum.unsqueeze(1), block.select(saved.inputs.class_weights))
-            block.fill_targets_(grad_z, 0.0)
-
-    def add_bias_gradient_(self, grad_bias: Tensor, grad_scores: Tensor, block: _Block) -> None:
-        """Add ∂β = Σ_b P."""
-        if self.rule.shared_bias:
-            grad_bias += grad_scores.sum()
-        else:
-            torch.sum(grad_scores, 0, out=block.select(grad_bias))
-
-    def product_gradients_(
-        self, grad_z: Tensor, z: Tensor, response: Tensor | None, leaf: Tensor | None, block: _Block
-    ) -> None:
-        """Turn P in `grad_z` into D = P·ρ·r′(z), and H at the target."""
-        rule, saved, grads = self
-        if response is not None:
-            grad_z.mul_(rule.rho(saved.left.feature_norm))
-            if leaf is not None:
-                grad_z.copy_(torch.autograd.grad(response, leaf, grad_z)[0])
-            elif rule.derivative is not None and not rule.detached:
-                grad_z.mul_(rule.derivative(z, response))
-        if grads.target is not None:
-            block.fill_targets_(grad_z, grads.target.unsqueeze(1))
-
-    def energy_factor(self) -> Tensor:
-        """Return the factor of 1/(1−c)² in each energy row, (B, 1): half the incoming gradient, 0 if not counted."""
-        x, counted = self.saved.inputs.x, self.saved.inputs.counted
-        factor = x.new_zeros(()) if self.grads.energy is None else self.grads.energy / 2
-        return factor * (x.new_ones(len(x), 1) if counted is None else counted.to(x.dtype).unsqueeze(1))
-
-    def energy_gradients_(self, grad_cosines: Tensor, cosines: Tensor, factor: Tensor, block: _Block) -> None:
-        """Write the energy's rows of D, φ′(c) = 1/(2(1−c)²), and zero for the pair of a class with itself."""
-        repulsion = self.saved.repulsion
-        if repulsion is None:
-            repulsion = _half_squared_distances(cosines, block).reciprocal_()
-        torch.mul(repulsion, repulsion, out=grad_cosines).mul_(factor)
-
-    def add_target_norm_gradient_(self, grad_w: Tensor) -> None:
-        """Add the gradient through ‖w_y‖: ∂‖w_y‖/∂w_y = ŵ_y, and zero for a zero class vector."""
-        norms = self.saved.target_norm
-        factor = self.grads.target_norm / safe_divisor(norms)
-        rows = self.saved.inputs.labels if self.saved.target_row is None else self.saved.target_row
-        # A sample whose target is elsewhere has the norm 0, and adds 0 to the first row.
-        rows = rows if self.rule.targets_present else rows.clamp_min(0)
-        grad_w.index_add_(0, rows, self.saved.w_target * factor.unsqueeze(1))
-
-    def add_energy_target_gradient_(self, grad_w: Tensor, grad_left: Tensor, radial: Any) -> None:
-        """Add the gradient through the vectors ŵ_y, projected: ∂w_y += (Σ_j D·ŵ_j − (Σ_j D·c)·ŵ_y)/‖w_y‖."""
-        left = self.saved.left
-        w_hat = left.matrix[len(grad_left) :]
-        grad_target = grad_left.addcmul_(radial, w_hat, value=-1).div_(left.target_vector_norms)
-        grad_w.index_add_(0, self.saved.inputs.labels, grad_target)
-
-    def feature_gradient_(self, grad_x: Tensor, grad_norm: Tensor | None) -> Tensor:
-        """Return ∂x from the gradient g with respect to the rescaled features, and from the gradient of ‖x‖."""
-        left, length = self.saved.left, self.rule.rescaled_norm
-        if length is not None:
-            # Features of length s: ∂x = (s/‖x‖)·(g − (g·x̂)x̂). They are s·x̂, hence the factor 1/s².
-            features = left.matrix[: grad_x.shape[0]] if self.rule.needs_energy else left.matrix
-            along = torch.linalg.vecdot(grad_x, features, dim=1).unsqueeze(1)
-            grad_x = grad_x.addcmul_(along, features, value=-1 / length**2).mul_(left.rescaling)
-        if grad_norm is not None:
-            # ∂‖x‖/∂x = x̂
-            grad_x = grad_x.addcmul_(grad_norm.unsqueeze(1) * left.inverse_norm, self.saved.inputs.x)
-        return grad_x
+def _response(rule: ScoreRule, z: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return g(z), and the leaf of its graph if its derivative has to be found automatically."""
+    if rule.angular is None:
+        return None, None
+    if rule.angular_derivative is not None or rule.detached:
+        return rule.angular(z), None
+    with torch.enable_grad():
+        leaf = z.detach().requires_grad_()
+        return rule.angular(leaf), leaf
 
 
-# Cross entropy -------------------------------------------------------------------------------------------------------
+def _write_score_gradients(
+    grad_z: Tensor, z: Tensor, response: Tensor | None, block: _Block, rule: ScoreRule, saved: _Saved, grads: Any
+) -> None:
+    """Write P = G·∂others/∂f + S·v, and zero at the target, to `grad_z`."""
+    if grads.others is None:
+        grad_z.zero_()
+    else:
+        factor, derivatives = grads.others, saved.derivatives
+        if derivatives is None:
+            # `grad_z` holds a copy of the products, because saved tensors must not be written to.
+            scores = grad_z.copy_(z) if response is None else rule.rho(saved.left.feature_norm) * response.detach()
+            bias = _block_bias(saved.inputs.bias, rule, block)
+            scores = scores if bias is None else scores + bias
+            result, derivatives = block.reduce_others(scores, block.at_targets(scores), rule.reduction)
+            # ∂others/∂f is the derivative within the block, times the derivative with respect to the block's result.
+            part_derivative = rule.reduction.part_derivative
+            factor = factor if part_derivative is None else factor * part_derivative(result, saved.others)
+        torch.mul(derivatives, factor.unsqueeze(1), out=grad_z)
+    if grads.weighted_sum is not None and saved.inputs.class_weights is not None:
+        grad_z.addcmul_(grads.weighted_sum.unsqueeze(1), block.select(saved.inputs.class_weights))
+        block.fill_targets_(grad_z, 0.0)
 
 
-def sample_losses(
-    terms: ClassTerms, score: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None, smoothing: float
-) -> Tensor:
-    r"""Return the cross entropy of each sample, as `torch.nn.CrossEntropyLoss(reduction="none")` defines it.
-
-    Without label smoothing this is ℓ = log(1 + exp(others − f_y)), times v_y for class weights v. With label smoothing
-    ε it is (1−ε)·ℓ + ε/C·Σ_j v_j·(log Σ_i exp f_i − f_j).
-
-    Args:
-        terms: the reductions over the other classes.
-        score: (B,) target scores f_y.
-        labels: (B,) classes.
-        num_classes: C.
-        weights: (C,) class weights v, or None.
-        smoothing: ε.
-    """
-    # ℓ = −log p_y. With a threshold of 50 `softplus` is exact to rounding: log(1 + e^50) − 50 is below 2e-22.
-    losses = F.softplus(terms.others - score, threshold=50)
-    if weights is not None:
-        losses = losses * weights[labels]
-    if terms.weighted_sum is None:
-        return losses
-    target_weight, total_weight = (1.0, num_classes) if weights is None else (weights[labels], weights.sum())
-    # Σ_j v_j·(log Σ_i exp f_i − f_j), with the target's summand taken apart.
-    log_sum = torch.logaddexp(terms.others, score)
-    spread = total_weight * log_sum - terms.weighted_sum - target_weight * score
-    return (1 - smoothing) * losses + smoothing / num_classes * spread
+def _multiply_by_derivative_(
+    grad_z: Tensor, z: Tensor, response: Tensor, leaf: Tensor | None, rule: ScoreRule, feature_norm: Tensor | None
+) -> None:
+    """Turn P in `grad_z` into D = P·ρ·g′(z)."""
+    grad_z.mul_(rule.rho(feature_norm))
+    if leaf is not None:
+        grad_z.copy_(torch.autograd.grad(response, leaf, grad_z)[0])
+    elif rule.angular_derivative is not None and not rule.detached:  # detached: as if g′ were 1
+        grad_z.mul_(rule.angular_derivative(z, response))
 
 
-class SampleWeights(NamedTuple):
-    """Which samples count. Losses, penalties and statistics share these tensors."""
-
-    weights: Tensor  # (B,) 1 for samples that count, else 0
-    number: Tensor  # a scalar, the number of samples that count, at least 1
-
-    @classmethod
-    def of(cls, counted: Tensor, dtype: torch.dtype) -> SampleWeights:
-        """Return the weights for booleans (B,)."""
-        weights = counted.to(dtype)
-        return cls(weights, weights.sum().clamp_min(1))
+def _energy_factor(inputs: ClassInputs, grad_energy: Tensor | None) -> Tensor:
+    """Return the factor of 1/(1−c)² in each energy row, (B, 1): half the incoming gradient, 0 if not counted."""
+    x, counted = inputs.x, inputs.counted
+    factor = x.new_zeros(()) if grad_energy is None else grad_energy / 2
+    return factor * (x.new_ones(len(x), 1) if counted is None else counted.to(x.dtype).unsqueeze(1))
 
 
-def reduce_samples(
-    losses: Tensor, labels: Tensor, class_weights: Tensor | None, samples: SampleWeights, reduction: str
-) -> Tensor:
-    """Return the losses of all samples ("none"), their sum, or their mean weighted by class.
+def _add_target_norm_gradient_(grad_w: Tensor, grad_norm: Tensor, saved: _Saved, rule: ScoreRule) -> None:
+    """Add the gradient through ‖w_y‖: ∂‖w_y‖/∂w_y = ŵ_y, and zero for a zero class vector."""
+    assert saved.target_norm is not None
+    assert saved.w_target is not None
+    factor = grad_norm / safe_divisor(saved.target_norm)
+    rows = saved.inputs.labels if saved.target_row is None else saved.target_row
+    # A sample whose target is elsewhere has the norm 0, and adds 0 to the first row.
+    rows = rows if rule.targets_present else rows.clamp_min(0)
+    grad_w.index_add_(0, rows, saved.w_target * factor.unsqueeze(1))
 
-    Samples that do not count have loss 0, and so has a mean over no samples.
-    """
-    if reduction == "none":
-        return losses.masked_fill(samples.weights == 0, 0)
-    total = torch.dot(losses, samples.weights)
-    if reduction == "sum":
-        return total
-    if class_weights is None:
-        return total / samples.number
-    total_weight = torch.dot(class_weights[labels], samples.weights)
-    return total / total_weight.masked_fill(total_weight == 0, 1)
+
+def _feature_gradient_(grad_x: Tensor, grad_norm: Tensor | None, saved: _Saved, rule: ScoreRule) -> Tensor:
+    """Return ∂x from the gradient u with respect to the rescaled features, and from the gradient of ‖x‖."""
+    left = saved.left
+    if left.rescaling is not None:
+        # Features of length s: ∂x = (s/‖x‖)·(u − (u·x̂)x̂). They are s·x̂, hence the factor 1/s².
+        features = left.matrix[: grad_x.shape[0]] if rule.needs_energy else left.matrix
+        length = float(rule.rescaled_norm or 1)
+        radial_coefficient = torch.linalg.vecdot(grad_x, features, dim=1).unsqueeze(1)
+        grad_x = grad_x.addcmul_(radial_coefficient, features, value=-1 / length**2).mul_(left.rescaling)
+    if grad_norm is not None and left.inverse_norm is not None:
+        # ∂‖x‖/∂x = x̂
+        grad_x = grad_x.addcmul_(grad_norm.unsqueeze(1) * left.inverse_norm, saved.inputs.x)
+    return grad_x

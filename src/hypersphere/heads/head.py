@@ -1,10 +1,15 @@
 r"""The angular head: scores h(‖w‖, ‖x‖)·g(θ) with a margin ψ on the target class, and their cross entropy.
 
-This file has the options, parameters and public methods of a head. The loss is computed in four steps in `_loss`: the
-terms of all classes (`fused_loss`), the target score with margin and schedules (`target_score`), the loss per sample,
-and penalties. `BinaryHead` replaces the third step; `ShardedHead` replaces the storage of the classes, from which the
-first step gets its terms. Options and their combinations are checked in `_options`, g and ψ are in `_responses`, and
-what a head remembers between calls is in `_state`.
+`AngularHead.forward` computes the loss in four steps, which `_batch_loss` has in this order:
+
+1. `_class_terms`: one reduction over all other classes per sample, and the product with the target class vector. The
+   arithmetic is in `fused_loss`.
+2. `_target_scores`: the target score with its margin and schedules. The arithmetic is in `target_score`.
+3. `sample_losses`: the loss of each sample, a cross entropy. `BinaryHead` replaces this step.
+4. `_with_penalties`: an energy of class vectors and penalties on feature norms.
+
+`ShardedHead` replaces the storage of the classes, from which the first step gets its terms. Options and inputs are
+checked in `_checks`, g and ψ are in `_score_functions`, and what a head remembers between calls is in `_state`.
 """
 
 from __future__ import annotations
@@ -13,10 +18,12 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -26,36 +33,51 @@ from hypersphere._deprecation import deprecated_argument, deprecated_attribute
 from hypersphere._validation import choose, is_number, require
 from hypersphere.functions._tensor_fields import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Cosine
-from hypersphere.functions.margin import MARGINS, Margin, NormAdaptive, RandomAngle
+from hypersphere.functions.margin import MARGINS, Margin
 from hypersphere.heads import _class_changes
-from hypersphere.heads._centers import LabelAngles, label_angles, largest_per_class, rows_of_winners
+from hypersphere.heads._centers import LabelAngles, label_angles
 from hypersphere.heads._checks import (
-    check_features,
-    check_labels,
-    require_finite_scores,
-    require_labels,
-    without_ignored,
-)
-from hypersphere.heads._class_storage import ClassStorage, LocalClasses
-from hypersphere.heads._loss import Batch, TargetTerms, batch_loss, batch_negatives, ramp_strength, target_scores
-from hypersphere.heads._options import (
     check_combinations,
     check_values,
     checked_class_weights,
     checked_margin_strengths,
+    int64_labels,
     magnitude_of,
+    require_features,
+    require_finite_scores,
+    require_labels,
+    without_ignored,
 )
-from hypersphere.heads._responses import Responses, single_number_fields
-from hypersphere.heads._state import HeadState, StateHistory, StepSource
-from hypersphere.heads.fused_loss import (
-    LOG_SUM_EXP,
-    ClassReduction,
-    ClassTerms,
-    sample_losses,
+from hypersphere.heads._class_storage import LocalClasses
+from hypersphere.heads._score_functions import (
+    CallableMargin,
+    Negatives,
+    ScoreFunctions,
+    single_number_fields,
+    straight_through,
 )
+from hypersphere.heads._state import (
+    HeadState,
+    StateHistory,
+    StepSource,
+    update_hardness,
+    update_norm_statistics,
+    update_scale,
+)
+from hypersphere.heads.fused_loss import LOG_SUM_EXP, ClassInputs, ClassReduction, ClassTerms, ScoreRule, score_matrix
 from hypersphere.heads.schedules import Annealing, Ramp
+from hypersphere.heads.target_score import TargetMargin, scaled_psi, with_normalized_gradient
 
 __all__ = ["AngularHead"]
+
+
+class Batch(NamedTuple):
+    """The samples of one call."""
+
+    x: Tensor  # (B, d) features in the dtype of computation
+    labels: Tensor  # (B,) classes in [0, C); any class for samples that do not count
+    counted: Tensor  # (B,) whether a sample counts: its label is not `ignore_index`
+    noise: Tensor | None  # (B,) standard normal numbers for a random margin
 
 
 class AngularHead(nn.Module):
@@ -70,11 +92,11 @@ class AngularHead(nn.Module):
     classes (`hard_negatives`, `interclass_filter`, `curriculum`), all B×C scores are computed and differentiated by
     autograd, which saves several matrices of this size.
 
-    A training step reads values on the host once, to check labels and features; an energy with several centres or kept
-    norms also reads values once per block of classes. A step is computed twice if squares of a class vector or feature
-    leave the range of the dtype, if a class vector is zero and `normalize_weight` is True, or if `energy_weight` > 0
-    and a class vector of the batch is closer than 7.8° (in float32) to another one. The second time it uses safe
-    scaling and an exact energy.
+    A training step reads values on the host once, to check labels and features. With `energy_weight` > 0 and several
+    centres or `normalize_weight=False`, each block of classes adds one host read. A step is computed twice if squares
+    of a class vector or feature leave the range of the dtype, if a class vector is zero and `normalize_weight` is True,
+    or if `energy_weight` > 0 and a class vector of the batch is closer than 7.8° (in float32) to another one. The
+    second time it uses safe scaling and an exact energy.
 
     A zero feature has score 0 for every class. Where scores are linear in x (`radius="feature"`, cosine g), it gets the
     gradient of a linear layer, as if there were no margin; elsewhere it has no direction and its gradient is zero.
@@ -132,7 +154,7 @@ class AngularHead(nn.Module):
     """True if all classes share one bias."""
     class_buffers: ClassVar[dict[str, float]] = {"class_weights": 1.0, "class_margins": 1.0}
     """Buffers with one entry or row per class, with the value of new classes."""
-    class_storage: ClassStorage = LocalClasses()
+    class_storage: LocalClasses = LocalClasses()
     """Where the class vectors are: all in this process, unless the head is part of a `ShardedHead`."""
     weight_norm = deprecated_attribute("weight_norm", "normalize_weight")
 
@@ -207,7 +229,7 @@ class AngularHead(nn.Module):
         # Buffers exist only where they are used: without schedules the state dict contains nothing but parameters.
         if annealing is not None or ramp is not None or energy_start > 0:
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        if isinstance(self._margin, NormAdaptive):
+        if isinstance(self._margin, Margin) and self._margin.uses_norm_statistics:
             self.register_buffer("norm_mean", torch.empty(()))
             self.register_buffer("norm_std", torch.empty(()))
         if curriculum is not None:
@@ -218,12 +240,12 @@ class AngularHead(nn.Module):
         strengths = checked_margin_strengths(class_margins, class_sizes, num_classes)
         self.register_buffer("class_weights", checked_class_weights(class_weights, num_classes), persistent=False)
         self.register_buffer("class_margins", strengths, persistent=False)
-        check_combinations(self, self.responses)
+        check_combinations(self, self.score_functions)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw class vectors uniformly over the sphere, with norms near 1; reset learned numbers and all counters."""
-        nn.init.normal_(self.weight, std=self.in_features**-0.5)
+        self._reset_weight()
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         with torch.no_grad():
@@ -242,6 +264,9 @@ class AngularHead(nn.Module):
             nn.init.zeros_(self.t)
         if hasattr(self, "scale"):
             nn.init.constant_(self.scale, math.sqrt(2) * math.log(self.num_classes - 1))
+
+    def _reset_weight(self) -> None:
+        nn.init.normal_(self.weight, std=self.in_features**-0.5)
 
     @property
     def angular(self) -> Callable[[Tensor], Tensor]:
@@ -268,20 +293,21 @@ class AngularHead(nn.Module):
                 names the row. The state of the head is then unchanged.
             NonFiniteScoresError: a `ValueError` for a class vector that is not finite or a score that overflows.
         """
-        check_features(x, self.in_features)
-        y = check_labels(y, x.shape[0])
+        require_features(x, self.in_features)
+        y = int64_labels(y, x.shape[0])
         before = self._state_for_call(x, y, self._loss_history)
         noise = self._margin_noise(x)
         with _numerics.autocast_disabled(x):
             # Compute first and check afterwards: all checks are combined into `is_valid`, the only value that the host
-            # has to wait for. A batch that fails is examined and, if it is legal, computed again exactly.
+            # has to wait for. A batch that fails is examined and, if it is legal, computed again exactly. If values
+            # cannot be read, no second pass is possible, so request the exact terms at once.
             exact = x.shape[0] == 0 or not _numerics.values_readable(x, y, self.weight)
-            loss, state, is_valid = batch_loss(self, x, y, before, noise, exact=exact)
+            loss, state, is_valid = self._batch_loss(x, y, before, noise, exact=exact)
             if not exact and not bool(is_valid):
                 require_labels(y, self.num_classes, self.ignore_index)
                 counted_features = without_ignored(x, y, self.ignore_index)
                 _numerics.require_finite_rows("x", counted_features)
-                loss, state, _ = batch_loss(self, x, y, before, noise, exact=True)
+                loss, state, _ = self._batch_loss(x, y, before, noise, exact=True)
                 require_finite_scores(loss, counted_features, self.weight)
         if self.training and not state.is_empty and _numerics.can_update_state(x):
             self._loss_history.record(x, y, state)
@@ -299,14 +325,15 @@ class AngularHead(nn.Module):
             ValueError: if `x` has the wrong shape or dtype, or a feature is not finite.
             NonFiniteScoresError: a `ValueError` for a class vector that is not finite or a score that overflows.
         """
-        check_features(x, self.in_features)
+        require_features(x, self.in_features)
+        functions, state = self.score_functions, self._current_state()
         with _numerics.autocast_disabled(x):
+            wide_x = self._widen(x)
+            rule = ScoreRule(self.normalize_weight, centers=self.num_centers)
             # ‖x‖·cos θ is computed without dividing by ‖x‖, so that a zero feature has the gradient of a linear layer.
-            if self._is_linear_in_x:
-                scores = self._products(x)
-            else:
-                magnitudes, cosines = self._polar_scores(x, self._current_state())[1:3]
-                scores = magnitudes * self.angular(cosines)
+            if not self._is_linear(functions):
+                rule = rule._replace(angular=functions.angular, radius=self._radius(state, wide_x))
+            scores = score_matrix(wide_x, self._class_vectors(wide_x), rule, polar=sphere.row_polar).scores
             scores = scores if self.bias is None else scores + self.bias.to(scores.dtype)
         require_finite_scores(scores, x, self.weight)
         return self._narrow(scores, x)
@@ -319,36 +346,34 @@ class AngularHead(nn.Module):
         updated; only the loss, the call of the head, updates them. Other classes that `interclass_filter` leaves out
         have the lowest finite number as their score.
         """
-        check_features(x, self.in_features)
-        y = check_labels(y, x.shape[0])
+        require_features(x, self.in_features)
+        y = int64_labels(y, x.shape[0])
         require_labels(y, self.num_classes, self.ignore_index)
         x = without_ignored(x, y, self.ignore_index)
-        state, responses = self._state_for_call(x, y, self._logit_history), self.responses
-        column = y.clamp(0, self.num_classes - 1).unsqueeze(1)  # ignored labels get any class; their rows do not count
-        batch = Batch(x, column.squeeze(1), y != self.ignore_index, self._margin_noise(x))
-        is_left_out = None
+        functions, state = self.score_functions, self._state_for_call(x, y, self._logit_history)
+        labels = y.clamp(0, self.num_classes - 1)  # ignored labels get any class; their rows do not count
+        column, noise = labels.unsqueeze(1), self._margin_noise(x)
         with _numerics.autocast_disabled(x):
-            x_norm, magnitudes, cosines, winners = self._polar_scores(x, state)
-            if self._is_linear_in_x:
-                scores = self._products(x)
-            else:
-                response = responses.others(cosines, ramp_strength(self, state.steps, cosines))
-                if responses.changes_negatives:
-                    negatives = batch_negatives(self, responses, batch, state, cosines.gather(1, column).squeeze(1))
-                    is_target = torch.zeros_like(cosines, dtype=torch.bool).scatter(1, column, True)
-                    response, is_left_out = negatives(cosines, response, is_target)
-                scores = magnitudes * responses.with_gradient_mode(cosines, response)
+            batch = Batch(self._widen(x), labels, y != self.ignore_index, noise)
+            negatives = None
+            if functions.changes_negatives:
+                negatives = self._negatives(functions, batch, state, self._target_cosines(batch, state))
+            rule = self._score_rule(functions, batch.x, state.steps, negatives, exact=False)
+            if not self._is_linear(functions):
+                others = partial(functions.others, strength=self._strength(state.steps, batch.x))
+                rule = rule._replace(angular=others, radius=self._radius(state, batch.x))
+            w = self._class_vectors(batch.x)
+            is_target = torch.zeros(len(x), self.num_classes, dtype=torch.bool, device=x.device)
+            matrix = score_matrix(batch.x, w, rule, is_target.scatter(1, column, True), polar=sphere.row_polar)
             # Replace the target's entry by the score with the margin.
-            z = (scores if responses.are_products else cosines).gather(1, column).squeeze(1)
-            rows = column if winners is None else self.num_centers * column + winners.gather(1, column)
-            w_norm, w_hat = (t.to(z.dtype) for t in sphere.polar(self.weight[rows.squeeze(1)]))
-            target = TargetTerms(z, x_norm, w_norm.squeeze(1), w_hat.detach())
-            score = target_scores(self, responses, batch, state, target)
-            logits = scores.scatter(1, column, score.unsqueeze(1))
+            z = (matrix.scores if functions.are_products else matrix.z).gather(1, column).squeeze(1)
+            w_norm, w_hat = sphere.polar(w[matrix.target_rows(labels, self.num_centers)])
+            score = self._target_scores(functions, batch, state, z, matrix.x_norm, w_norm.squeeze(1), w_hat.detach())
+            logits = matrix.scores.scatter(1, column, score.unsqueeze(1))
             logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
-            if is_left_out is not None:
+            if matrix.is_left_out is not None:
                 lowest = torch.finfo(torch.promote_types(x.dtype, self.weight.dtype)).min
-                logits = logits.masked_fill(is_left_out, lowest)
+                logits = logits.masked_fill(matrix.is_left_out, lowest)
         require_finite_scores(logits, x, self.weight)
         if self.training and _numerics.can_update_state(x):
             self._logit_history.record(x, y, state)
@@ -483,8 +508,8 @@ class AngularHead(nn.Module):
             >>> result.dominant, result.exceeds
             (tensor([0, 0]), tensor([False, False,  True, False]))
         """
-        check_features(x, self.in_features)
-        y = check_labels(y, x.shape[0])
+        require_features(x, self.in_features)
+        y = int64_labels(y, x.shape[0])
         require_labels(y, self.num_classes, self.ignore_index)
         require(is_number(max_angle, 0, math.pi), "max_angle", "an angle in [0, pi]", max_angle)
         x = without_ignored(x, y, self.ignore_index)
@@ -502,14 +527,249 @@ class AngularHead(nn.Module):
         """
         _class_changes.keep_centers(self, dominant, optimizer)
 
-    # One call: loss per sample, state and noise ----------------------------------------------------------------------
+    # The loss, step by step ------------------------------------------------------------------------------------------
+
+    def _batch_loss(
+        self, x: Tensor, y: Tensor, before: HeadState, noise: Tensor | None, *, exact: bool
+    ) -> tuple[Tensor, HeadState, Tensor]:
+        """Return the loss of features `x` with labels `y`.
+
+        Args:
+            x: (B, d) features.
+            y: (B,) labels.
+            before: the state before this batch.
+            noise: (B,) standard normal numbers for a random margin.
+            exact: whether the terms are exact, as `ScoreRule` says, and features of ignored samples, which may be NaN,
+                are removed.
+
+        Returns:
+            The loss, a scalar or (B,) with reduction "none"; the state that it used, with statistics that include the
+            batch in training mode; and a boolean scalar: whether all labels are classes, and all intermediate numbers
+            and results are in range.
+        """
+        counted = y != self.ignore_index
+        labels = y.clamp(0, self.num_classes - 1)  # a bad label is reported after the computation
+        labels_valid = (counted <= (labels == y)).all()  # counted implies a class: `<=` is one operation, `~a | b` two
+        x = without_ignored(x, y, self.ignore_index) if exact else x
+        batch, state = Batch(self._widen(x), labels, counted, noise), before
+        functions, negatives = self.score_functions, None
+        # Two objectives need the target cosines before the first step: CurricularFace changes the responses of other
+        # classes, and AdaCos adapts the radius.
+        if functions.changes_negatives:
+            cosines = self._target_cosines(batch, state)
+            state = self._with_hardness(batch, state, cosines)
+            negatives = self._negatives(functions, batch, state, cosines)
+        if self.radius == "adaptive":
+            state, batch = self._adaptively_scaled(functions, batch, state, exact=exact)
+        # Step 1: the terms of all classes.
+        terms = self._class_terms(batch, self._score_rule(functions, batch.x, state.steps, negatives, exact=exact))
+        sample_weights = counted.to(batch.x.dtype)
+        count = sample_weights.sum().clamp_min(1)
+        if state.norm_statistics is not None:
+            state = self._with_norm_statistics(state, terms.feature_norm, sample_weights, count)
+        # Step 2: the target scores.
+        norms = (terms.feature_norm, terms.target_norm)
+        score = self._target_scores(functions, batch, state, terms.target, *norms, terms.target_direction)
+        if self.bias is not None:
+            # `target_bias` is None if all classes share one bias.
+            score = score + (self.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
+        # Step 3: the loss of each sample, and their mean or sum. Samples that do not count have loss 0.
+        losses = self.sample_losses(terms, score, labels)
+        loss = losses.masked_fill(~counted, 0) if self.reduction == "none" else torch.dot(losses, sample_weights)
+        if self.reduction == "mean":
+            total_weight = count
+            if self.class_weights is not None:
+                total_weight = torch.dot(self.class_weights.to(losses.dtype)[labels], sample_weights)
+                total_weight = total_weight.masked_fill(total_weight == 0, 1)  # a mean over no samples is 0
+            loss = loss / total_weight
+        # Step 4: penalties.
+        loss = self._with_penalties(loss, functions, terms, counted, count, state.steps)
+        is_finite = loss.detach().abs() < torch.inf
+        is_valid = labels_valid & terms.in_range & (is_finite if loss.ndim == 0 else is_finite.all())
+        return loss, state, is_valid
+
+    def _score_rule(
+        self,
+        functions: ScoreFunctions,
+        x: Tensor,
+        step: Tensor | None,
+        negatives: Negatives | None,
+        *,
+        exact: bool,
+        needs_energy: bool = True,
+    ) -> ScoreRule:
+        """Return how scores are computed in this call, and which terms of the classes the loss needs."""
+        angular, derivative, needs_matrix = None, None, False
+        if not functions.are_products:
+            # Evaluated now: `angular` also runs in backward, when `steps` has advanced.
+            strength = self._strength(step, x)
+            angular, derivative = partial(functions.others, strength=strength), functions.others_derivative()
+            needs_matrix = functions.needs_autograd()
+        is_plain = angular is None and functions.margin is None
+        return ScoreRule(
+            normalize_weight=self.normalize_weight,
+            # Features are rescaled to an adaptive radius before the terms are computed.
+            radius=None if isinstance(self.radius, str) else float(self.radius),
+            angular=angular,
+            angular_derivative=derivative,
+            detached=self.gradient == "detached",
+            reduction=self.class_reduction,
+            shared_bias=self.shares_bias,
+            centers=self.num_centers,
+            negatives=negatives,
+            needs_feature_norm=self._uses_feature_norm or (self.radius == "feature" and not is_plain),
+            needs_target_norm=not self.normalize_weight and not is_plain,
+            needs_target_direction=self.gradient == "normalized",
+            needs_energy=needs_energy and self.energy_weight > 0 and self._energy_has_started(step),
+            targets_present=True,
+            # The fused energy needs unit class vectors.
+            needs_matrix=needs_matrix or (self.energy_weight > 0 and not self.normalize_weight),
+            exact=exact,
+        )
+
+    @property
+    def _uses_feature_norm(self) -> bool:
+        """Whether the margin or a penalty depends on feature norms."""
+        return self.norm_weight > 0 or (isinstance(self._margin, Margin) and self._margin.uses_feature_norm)
+
+    def _energy_has_started(self, step: Tensor | None) -> bool:
+        """Return False if the energy need not be computed yet.
+
+        If reading the step would synchronise with the device, return True; the energy is then multiplied by 0.
+        """
+        if step is None or self.energy_start == 0:
+            return True
+        readable = _numerics.values_readable(step) and _numerics.reading_is_free(step)
+        return not readable or int(step) >= self.energy_start
+
+    def _class_terms(self, batch: Batch, rule: ScoreRule) -> ClassTerms:
+        """Return the reductions over all other classes, and the products with the target class vectors."""
+        # Label smoothing needs Σ_j v_j·f_j, with v = 1 if there are no class weights.
+        smoothing_weights, weights, x = None, self.class_weights, batch.x
+        if self.label_smoothing:
+            smoothing_weights = x.new_ones(self.num_classes) if weights is None else weights.to(x.dtype)
+        inputs = ClassInputs(
+            x=x,
+            w=self._class_vectors(x),
+            labels=batch.labels,
+            bias=None if self.bias is None else self.bias.to(x.dtype),
+            class_weights=smoothing_weights,
+            counted=batch.counted,
+        )
+        return self.class_storage.terms(inputs, rule)
+
+    def _class_vectors(self, x: Tensor) -> Tensor:
+        """Return the weight in the dtype of `x`."""
+        return _numerics.widen_parameter(self.weight).to(x.dtype)
+
+    def _target_scores(
+        self,
+        functions: ScoreFunctions,
+        batch: Batch,
+        state: HeadState,
+        z: Tensor,
+        x_norm: Tensor | None,
+        w_norm: Tensor | None,
+        w_hat: Tensor | None,
+    ) -> Tensor:
+        """Return the target scores h·ψ(θ), (B,), or h·g(θ) without a margin.
+
+        Args:
+            functions: g and ψ.
+            batch: the samples.
+            state: the step of the schedules, and the statistics that the margin or the radius depends on.
+            z: (B,) z_y of `fused_loss`: the products h·cos θ if all scores are products, else the cosines.
+            x_norm: (B,) ‖x‖, or None if the score does not depend on it.
+            w_norm: (B,) ‖w_y‖, or None if the score does not depend on it.
+            w_hat: (B, d) ŵ_y without gradient, for the normalized gradient.
+        """
+        if functions.are_products and functions.margin is None:
+            return z
+        radius = self._radius(state, z)
+        magnitude: Any = x_norm if radius is None else radius
+        magnitude = magnitude if self.normalize_weight else magnitude * w_norm
+        unmargined = z
+        if not functions.are_products:
+            response = functions.angular(z)
+            unmargined = magnitude * (straight_through(z, response) if self.gradient == "detached" else response)
+        if functions.margin is None:
+            return unmargined
+        psi = self._target_margin(functions, batch, state, x_norm)
+        score = scaled_psi(z, magnitude, psi) if functions.are_products else magnitude * psi(z)
+        if self.gradient == "normalized":
+            assert x_norm is not None
+            assert w_hat is not None
+            score = with_normalized_gradient(score, z, psi, batch.x, x_norm, w_hat)
+        if self.annealing is None or state.steps is None:
+            return score
+        # The mean of the scores without and with margin, of weights λ and 1.
+        weight = self.annealing(state.steps.to(z.dtype))
+        return (weight * unmargined + score) / (1 + weight)
+
+    def _target_margin(
+        self, functions: ScoreFunctions, batch: Batch, state: HeadState, x_norm: Tensor | None
+    ) -> TargetMargin:
+        """Return ψ for the targets of a batch."""
+        assert functions.margin is not None
+        margin = functions.margin.for_batch(x_norm, state.norm_statistics, batch.noise)
+        strength = self._strength(state.steps, batch.x)
+        if self.class_margins is not None:
+            strength = strength * self.class_margins.to(batch.x.dtype)[batch.labels]
+        return TargetMargin(margin, functions.angular, strength, self.gradient)
+
+    def _strength(self, step: Tensor | None, like: Tensor) -> float | Tensor:
+        """Return the strength of the margin at a step, 1 without a ramp."""
+        return 1.0 if self.ramp is None or step is None else self.ramp(step.to(like.dtype))
 
     def sample_losses(
         self, terms: ClassTerms, score: Float[Tensor, " batch"], labels: Int[Tensor, " batch"]
     ) -> Float[Tensor, " batch"]:
-        """Return the loss of each sample from the terms of all classes and the target scores."""
+        r"""Return the cross entropy of each sample, as `torch.nn.CrossEntropyLoss(reduction="none")` defines it.
+
+        Without label smoothing this is ℓ = log(1 + exp(others − f_y)), times v_y for class weights v. With label
+        smoothing ε it is (1−ε)·ℓ + ε/C·Σ_j v_j·(log Σ_i exp f_i − f_j).
+
+        Args:
+            terms: the reductions over the other classes.
+            score: (B,) target scores f_y.
+            labels: (B,) classes.
+        """
+        # ℓ = −log p_y. With a threshold of 50 `softplus` is exact to rounding: log(1 + e^50) − 50 is below 2e-22.
+        losses = F.softplus(terms.others - score, threshold=50)
         weights = None if self.class_weights is None else self.class_weights.to(score.dtype)
-        return sample_losses(terms, score, labels, self.num_classes, weights, self.label_smoothing)
+        if weights is not None:
+            losses = losses * weights[labels]
+        if terms.weighted_sum is None:
+            return losses
+        target_weight, total_weight = (1.0, self.num_classes) if weights is None else (weights[labels], weights.sum())
+        # Σ_j v_j·(log Σ_i exp f_i − f_j), with the target's summand taken apart.
+        log_sum = torch.logaddexp(terms.others, score)
+        spread = total_weight * log_sum - terms.weighted_sum - target_weight * score
+        return (1 - self.label_smoothing) * losses + self.label_smoothing / self.num_classes * spread
+
+    def _with_penalties(
+        self,
+        loss: Tensor,
+        functions: ScoreFunctions,
+        terms: ClassTerms,
+        counted: Tensor,
+        count: Tensor,
+        step: Tensor | None,
+    ) -> Tensor:
+        """Add the mean energy of the class vectors of the batch, and penalties on feature norms."""
+        if terms.energy is not None:
+            pairs = self.num_classes * self.num_centers - 1
+            energy = terms.energy.to(loss.dtype) * (self.energy_weight / pairs) / count
+            loss = loss + (energy if step is None else energy * (step >= self.energy_start))
+        if terms.feature_norm is None:
+            return loss
+        if self.norm_weight:
+            deviations = (terms.feature_norm - self.norm_target).abs().masked_fill(~counted, 0)
+            loss = loss + self.norm_weight * deviations.sum() / count
+        penalties = None if functions.margin is None else functions.margin.norm_penalty(terms.feature_norm)
+        return loss if penalties is None else loss + penalties.masked_fill(~counted, 0).sum() / count
+
+    # What a call depends on apart from the batch ---------------------------------------------------------------------
 
     def _current_state(self) -> HeadState:
         return HeadState(*map(self._buffers.get, HeadState._fields))
@@ -521,61 +781,100 @@ class AngularHead(nn.Module):
 
     def _margin_noise(self, x: Tensor) -> Tensor | None:
         """Return standard normal numbers (B,) for a random margin in training mode, else None."""
-        if not self.training or not isinstance(self._margin, RandomAngle):
+        if not self.training or not isinstance(self._margin, Margin) or not self._margin.uses_noise:
             return None
         dtype = _numerics.compute_dtype(x.dtype, self.weight.dtype)
         return self.class_storage.normal_noise(torch.empty(len(x), dtype=dtype, device=x.device))
 
-    # g and ψ -------------------------------------------------------------------------------------------------------
+    def _with_norm_statistics(
+        self, state: HeadState, norms: Tensor | None, sample_weights: Tensor, count: Tensor
+    ) -> HeadState:
+        """Return the state with statistics of feature norms that include this batch, in training mode."""
+        if state.norm_statistics is None or norms is None:
+            return state
+        if not self.training or not _numerics.can_update_state(norms):
+            return state
+        statistics = (*state.norm_statistics, norms.detach(), sample_weights, count)
+        mean, std = update_norm_statistics(*statistics, self._margin.momentum)
+        return state._replace(norm_mean=mean, norm_std=std)
+
+    def _with_hardness(self, batch: Batch, state: HeadState, cosines: Tensor | None) -> HeadState:
+        """Return the state with the t of a curriculum that includes this batch, in training mode."""
+        if state.t is None or cosines is None or not self.training or not _numerics.can_update_state(batch.x):
+            return state
+        return state._replace(t=update_hardness(state.t, cosines, batch.counted, float(self.curriculum or 0)))
+
+    def _negatives(
+        self, functions: ScoreFunctions, batch: Batch, state: HeadState, cosines: Tensor | None
+    ) -> Negatives:
+        """Return the changes of other classes, given the target cosines (B,) if there is a curriculum."""
+        threshold, hardness = None, None
+        if state.t is not None and cosines is not None:
+            psi = self._target_margin(functions, batch, state, sphere.norm(batch.x.detach()))
+            threshold = psi.margin(cosines, psi.angular, psi.strength).detach()
+            hardness = state.t.to(cosines.dtype)
+        return Negatives(
+            angular=functions.angular,
+            filter_cosine=self.interclass_filter,
+            hard_count=self.hard_negatives,
+            hard_margin=self.hard_margin,
+            threshold=threshold,
+            hardness=hardness,
+        )
+
+    @torch.no_grad()
+    def _target_cosines(self, batch: Batch, state: HeadState) -> Tensor | None:
+        """Return the cosines (B,) with the nearest vector of each label, without gradient; None without curriculum."""
+        if state.t is None:
+            return None
+        vectors = self.class_storage.target_vectors(self.weight, batch.labels, self.num_centers).to(batch.x.dtype)
+        return sphere.cosines(batch.x.detach().unsqueeze(1), vectors).squeeze(1).amax(1)
+
+    def _adaptively_scaled(
+        self, functions: ScoreFunctions, batch: Batch, before: HeadState, *, exact: bool
+    ) -> tuple[HeadState, Batch]:
+        """Return the state with the scale of AdaCos for this batch, and the batch with features rescaled to it."""
+        assert before.scale is not None
+        x, scale, directions = batch.x, before.scale, sphere.polar(batch.x)[1]
+        if self.training and _numerics.can_update_state(x):
+            with torch.no_grad():
+                s = scale.to(x.dtype)
+                rule = self._score_rule(functions, x, before.steps, None, exact=exact, needs_energy=False)
+                terms = self._class_terms(batch._replace(x=s * directions.detach()), rule)
+                cosines = terms.target / s if functions.are_products else terms.target
+                scale = update_scale(scale, terms.others, cosines, batch.counted)
+        return before._replace(scale=scale), batch._replace(x=scale.to(x.dtype) * directions)
+
+    # g, ψ and h ------------------------------------------------------------------------------------------------------
 
     @property
-    def responses(self) -> Responses:
+    def score_functions(self) -> ScoreFunctions:
         """g and ψ with the current values of their learned fields."""
-        return Responses(self.angular, self.margin, self.gradient, self._changes_negatives)
+        margin = self.margin
+        if margin is not None and not isinstance(margin, Margin):
+            margin = CallableMargin(margin)
+        changes_negatives = self.hard_negatives > 0 or self.interclass_filter is not None or self.curriculum is not None
+        return ScoreFunctions(self.angular, margin, changes_negatives)
 
-    @property
-    def _changes_negatives(self) -> bool:
-        """Whether some of the other classes have a response that is not g."""
-        return self.hard_negatives > 0 or self.interclass_filter is not None or self.curriculum is not None
+    def _is_linear(self, functions: ScoreFunctions) -> bool:
+        """Return True if the scores of all other classes are linear functions of the feature."""
+        return functions.are_products and self.radius == "feature"
 
-    @property
-    def _is_linear_in_x(self) -> bool:
-        """Whether the scores of all other classes are linear functions of the feature."""
-        return self.responses.are_products and self.radius == "feature"
+    def _radius(self, state: HeadState, like: Tensor) -> float | Tensor | None:
+        """Return the norm to which features are rescaled, a number or the scale of AdaCos; None to keep ‖x‖."""
+        if not isinstance(self.radius, str):
+            return float(self.radius)
+        return None if state.scale is None else state.scale.to(like.dtype)
 
     def _with_learned_fields(self, owner: str, entry: Any) -> Any:
         """Return g or ψ with its learned fields replaced by the parameters of the head."""
         names = self._learned_fields[owner]
         return replace(entry, **{name: getattr(self, f"{owner}_{name}") for name in names}) if names else entry
 
-    # Scores of all classes as a matrix -------------------------------------------------------------------------------
-
-    def _products(self, x: Tensor) -> Tensor:
-        """Return the inner products (B, C) of features with class vectors, normalised if `normalize_weight`."""
-        class_vectors = self.weight if self.uses_weight_norm else sphere.polar(self.weight)[1]
-        dtype = _numerics.compute_dtype(x.dtype, self.weight.dtype)
-        products = x.to(dtype) @ class_vectors.to(dtype).mT
-        return products if self.num_centers == 1 else largest_per_class(products, self.num_centers)[0]
-
-    def _polar_scores(self, x: Tensor, state: HeadState) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return feature norms (B,), magnitudes, which broadcast to (B, C), and cosines (B, C) of all classes.
-
-        The last result is the centre of each class with this cosine, (B, C), or None with one centre.
-        """
-        dtype = _numerics.compute_dtype(x.dtype, self.weight.dtype)
-        norms, directions = (t.to(dtype) for t in sphere.row_polar(x))
-        w_norm, w_hat = (t.to(dtype) for t in sphere.polar(self.weight))
-        cosines, winners, w_norm = directions @ w_hat.mT, None, w_norm.mT
-        if self.num_centers > 1:
-            ranked = cosines if self.normalize_weight else w_norm * self.angular(cosines)
-            winners = largest_per_class(ranked, self.num_centers)[1]
-            cosines, w_norm = rows_of_winners(cosines, winners), rows_of_winners(w_norm, winners)
-        magnitudes = self.magnitude(w_norm, norms)
-        if state.scale is not None:  # an adaptive radius, for which `magnitude` has the radius 1
-            magnitudes = magnitudes * state.scale.to(dtype)
-        return norms.squeeze(1), magnitudes, cosines, winners
-
     # Dtypes, devices and display -------------------------------------------------------------------------------------
+
+    def _widen(self, x: Tensor) -> Tensor:
+        return x.to(_numerics.compute_dtype(x.dtype, self.weight.dtype))
 
     def _narrow(self, result: Tensor, x: Tensor) -> Tensor:
         return _numerics.narrow(result, torch.promote_types(x.dtype, self.weight.dtype))

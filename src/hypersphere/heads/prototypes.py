@@ -64,12 +64,8 @@ class FixedHead(AngularHead):
         self.register_buffer("weight", unit)
         self.decay_free_parameters = ()
 
-    def reset_parameters(self) -> None:
-        """Reset counters and statistics. The class vectors stay as they are."""
-        weight = self.weight.detach().clone()
-        super().reset_parameters()
-        with torch.no_grad():
-            self.weight.copy_(weight)
+    def _reset_weight(self) -> None:
+        """Leave the class vectors as they are."""
 
 
 def fixed(

@@ -21,17 +21,17 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics
+from hypersphere._collectives import Processes, error_message
 from hypersphere._validation import is_number, require
 from hypersphere.functions._recomputation import PassHistory
 from hypersphere.heads._checks import (
     NonFiniteScoresError,
-    check_features,
-    check_labels,
+    int64_labels,
+    require_features,
     require_labels,
     without_ignored,
 )
-from hypersphere.heads._collectives import Processes, problem_of
-from hypersphere.heads._sharded_classes import ShardedClasses, even_sizes, numbered_blocks
+from hypersphere.heads._class_storage import ShardedClasses, even_sizes, numbered_blocks
 from hypersphere.heads._state import call_fingerprint
 from hypersphere.heads.head import AngularHead
 
@@ -100,7 +100,7 @@ class ShardedHead(nn.Module):
     ) -> None:
         super().__init__()
         self.processes = Processes(group)
-        self.processes.raise_any(problem_of(lambda: _check_plan(head, sizes, sample, backbone)))
+        self.processes.raise_everywhere(error_message(lambda: _check_plan(head, sizes, sample, backbone)))
         shared_bias = head.bias is not None and head.shares_bias
         # A bias is compared even if it is missing: either all processes have one, or none. Learned class vectors may
         # differ between processes; fixed ones are settings, and their rows must belong to one configuration.
@@ -184,8 +184,8 @@ class ShardedHead(nn.Module):
             self._storage.use_all_classes()  # `scores` and evaluation use all classes
         if not is_finite:
             # The class vectors of another process may be the reason. All processes must raise, or none.
-            problem = problem_of(lambda: _numerics.require_finite_rows("weight", self.weight))
-            self.processes.raise_any(problem, NonFiniteScoresError)
+            message = error_message(lambda: _numerics.require_finite_rows("weight", self.weight))
+            self.processes.raise_everywhere(message, NonFiniteScoresError)
             if failure is not None:
                 raise failure
         if sampling is not None and _numerics.can_update_state(features):
@@ -236,12 +236,12 @@ class ShardedHead(nn.Module):
         """Return the scores without margin of this process's features for all classes, without gradient."""
         features, _, counts = self._gathered(x, None)
         # If the class vectors of one process are not finite, all must raise. Otherwise they would wait for each other.
-        columns, problem = features, None
+        columns, message = features, None
         try:
             columns = self.head.scores(features)
         except NonFiniteScoresError as error:
-            problem = str(error)
-        self.processes.raise_any(problem, NonFiniteScoresError)
+            message = str(error)
+        self.processes.raise_everywhere(message, NonFiniteScoresError)
         return self.processes.exchange_columns(columns, counts, self.sizes)
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -289,8 +289,8 @@ class ShardedHead(nn.Module):
             is_sharded = name in self.sharded_parameters
             per_class = self.head.num_centers if name == "weight" else 1
             shape = (per_class * self.head.num_classes, *value.shape[1:]) if is_sharded else tuple(value.shape)
-            given = tuple(state[name].shape)
-            require(given == shape, f"state[{name!r}]", f"of shape {shape}", given)
+            loaded_shape = tuple(state[name].shape)
+            require(loaded_shape == shape, f"state[{name!r}]", f"of shape {shape}", loaded_shape)
             part[name] = state[name][_slice_of_rows(self.classes, per_class)] if is_sharded else state[name]
         self.head.load_state_dict(part)
         if self.sample is not None and "sampling" in state:
@@ -326,12 +326,12 @@ class ShardedHead(nn.Module):
         Features of ignored samples are zero, as they may be NaN. Without labels, every sample counts.
         """
         # Check before the first large collective: a process that raised alone would leave the others waiting.
-        problem = problem_of(lambda: self._check(x, y))
-        header = [0, 0, 0, 1] if problem else [len(x), _FLOATS.index(x.dtype), x.requires_grad, 0]
+        message = error_message(lambda: self._check(x, y))
+        header = [0, 0, 0, 1] if message else [len(x), _FLOATS.index(x.dtype), x.requires_grad, 0]
         device = x.device if isinstance(x, Tensor) else self.weight.device
         headers = torch.stack(self.processes.all_gather(torch.tensor(header, device=device))).tolist()
-        if any(has_problem for *_, has_problem in headers):
-            self.processes.raise_any(problem)
+        if any(has_message for *_, has_message in headers):
+            self.processes.raise_everywhere(message)
         counts, dtypes, need_grad, _ = (list(column) for column in zip(*headers, strict=True))
         names = [str(_FLOATS[index]) for index in dtypes]
         require(len(set(dtypes)) == 1, "x", "of one type in all processes", names)
@@ -348,12 +348,12 @@ class ShardedHead(nn.Module):
         return features, self.processes.concatenate_rows(labels, counts), counts
 
     def _check(self, x: Tensor, y: Tensor | None) -> None:
-        check_features(x, self.head.in_features)
+        require_features(x, self.head.in_features)
         require(x.dtype in _FLOATS, "x", f"of one of {', '.join(map(str, _FLOATS))}", x.dtype)
         if y is None:
             _numerics.require_finite_rows("x", x)
             return
-        labels = check_labels(y, len(x))
+        labels = int64_labels(y, len(x))
         _numerics.require_finite_rows("x", without_ignored(x, labels, self.head.ignore_index))
         require_labels(labels, self.head.num_classes, self.head.ignore_index)
 
@@ -383,15 +383,15 @@ def _initialize(local: AngularHead, classes: slice, seed: int) -> None:
     """Initialise class vectors with `reset_parameters`, in blocks of the logical weight with one seed each."""
     weight = local.weight
     local._apply(lambda t: torch.empty_like(t, device=weight.device) if t.is_meta else t)
-    rows_here = _slice_of_rows(classes, local.num_centers)
+    local_rows = _slice_of_rows(classes, local.num_centers)
     # `reset_parameters` initialises `local.weight`, so let it be one block after the other.
     with torch.random.fork_rng(devices=[]):
-        for number, block, here in numbered_blocks(rows_here, _INITIAL_ROWS_PER_SEED):
-            torch.default_generator.manual_seed((seed + number) % 2**63)
+        for index, part_of_block, part_of_range in numbered_blocks(local_rows, _INITIAL_ROWS_PER_SEED):
+            torch.default_generator.manual_seed((seed + index) % 2**63)
             rows = torch.empty(_INITIAL_ROWS_PER_SEED, local.in_features, dtype=weight.dtype, device="cpu")
             local.weight = nn.Parameter(rows)
             local.reset_parameters()
-            weight[here] = local.weight[block].to(weight.device)
+            weight[part_of_range] = local.weight[part_of_block].to(weight.device)
     local.weight = weight
 
 
@@ -427,7 +427,7 @@ def differences(fingerprints: Sequence[Mapping[str, str]]) -> dict[str, list[str
     """
     names = dict.fromkeys(name for entries in fingerprints for name in entries)
     values = {name: [entries.get(name, "absent") for entries in fingerprints] for name in names}
-    return {name: each for name, each in values.items() if len(set(each)) > 1}
+    return {name: received for name, received in values.items() if len(set(received)) > 1}
 
 
 def _describe(value: object) -> str:

@@ -1,8 +1,7 @@
-r"""The target score f_y = h·ψ(θ): margin, choice of the gradient, annealing.
+r"""The target score f_y = h·ψ(θ): the function h·ψ(z/h) of the product z = h·cos θ, and the choice of its gradient.
 
-The second step of a head's loss is `score_of_product` if scores are products z = h·cos θ, else `score_of_cosine`.
-`scaled_psi` computes h·ψ(z/h) with a closed-form derivative. `NormalizedGradient` has the gradient of the original
-SphereFace code.
+`TargetMargin` is ψ for the targets of one batch. `scaled_psi` computes h·ψ(z/h) with a closed-form derivative.
+`with_normalized_gradient` gives it the gradient of the original SphereFace code.
 """
 
 from __future__ import annotations
@@ -14,98 +13,54 @@ import torch
 from torch import Tensor
 
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
-from hypersphere.functions.margin import Margin
-from hypersphere.heads._responses import Responses
-from hypersphere.heads.fused_loss import safe_divisor, straight_through
+from hypersphere.functions.margin import COSINE, AffineAngleMargin, Margin
+from hypersphere.heads._score_functions import straight_through, tensor_fields
+from hypersphere.heads.fused_loss import safe_divisor
 
-__all__ = ["NormalizedGradient", "TargetMargin", "scaled_psi", "score_of_cosine", "score_of_product"]
-
-Psi = Callable[[Tensor], Tensor]
-PsiAndDerivative = Callable[[Tensor], tuple[Tensor, Tensor | float]]
+__all__ = ["TargetMargin", "reference_scaled_psi", "scaled_psi", "with_normalized_gradient"]
 
 
 class TargetMargin(NamedTuple):
-    """The margin on the target scores of a batch.
+    """ψ for the targets of one batch, a function of the cosine.
 
     Attributes:
-        psi: ψ for this batch.
+        margin: ψ for this batch.
+        angular: g.
         strength: the strength of the margin, a number or (B,).
-        annealing_weight: λ, the weight of the score without margin; None for 0.
+        gradient: "true", "detached" or "normalized", as in `AngularHead`.
     """
 
-    psi: Margin
+    margin: Margin
+    angular: Callable[[Tensor], Tensor] = COSINE
     strength: float | Tensor = 1.0
-    annealing_weight: Tensor | None = None
+    gradient: str = "true"
 
-    def response(self, responses: Responses) -> Psi:
-        """Return ψ as a function of the cosine, with the chosen gradient."""
-        return lambda c: responses.with_gradient_mode(c, self.psi(c, responses.angular, self.strength))
+    def __call__(self, c: Tensor) -> Tensor:
+        """Return ψ, with the gradient of the cosine if it is detached."""
+        psi = self.margin(c, self.angular, self.strength)
+        return straight_through(c, psi) if self.gradient == "detached" else psi
 
-    def annealed(self, score: Tensor, unmargined: Tensor) -> Tensor:
-        """Return the mean of the scores with and without margin, of weights 1 and λ."""
-        weight = self.annealing_weight
-        return score if weight is None else (weight * unmargined + score) / (1 + weight)
+    @property
+    def has_closed_form(self) -> bool:
+        """Whether the derivative is known for g = cos: that of ψ, or 1 if it is detached."""
+        if self.gradient != "true":
+            return self.gradient == "detached"
+        # The closed form has no gradient with respect to the numbers of ψ: learned ones, or functions of ‖x‖.
+        is_learned = any(value.requires_grad for value in tensor_fields(self.margin).values())
+        return isinstance(self.margin, AffineAngleMargin) and self.margin.has_slope and not is_learned
 
-
-def score_of_product(
-    product: Tensor,
-    magnitude: Tensor | float,
-    responses: Responses,
-    margin: TargetMargin,
-    normalized: NormalizedGradient | None,
-) -> Tensor:
-    r"""Return the target scores h·ψ(θ), (B,), of a head whose scores without margin are products h·cos θ.
-
-    Args:
-        product: (B,) h·cos θ of each sample with its target class.
-        magnitude: h, (B,) or one number.
-        responses: g, which is the cosine, and the choice of the gradient.
-        margin: the margin.
-        normalized: the gradient of the original SphereFace code, if it is the one chosen.
-    """
-    psi = margin.response(responses)
-    score = scaled_psi(product, magnitude, psi, _closed_form(responses, margin))
-    if normalized is not None:
-        score = straight_through(product, score)
-        # The correction changes only gradients, and an exported program has none.
-        if torch.is_grad_enabled() and not torch.compiler.is_exporting():
-            score = score + normalized.correction(product, psi)
-    return margin.annealed(score, product)
-
-
-def score_of_cosine(
-    cosine: Tensor, magnitude: Tensor | float, responses: Responses, margin: TargetMargin | None
-) -> Tensor:
-    r"""Return the target scores h·ψ(θ), (B,), or h·g(θ) without a margin.
-
-    Args:
-        cosine: (B,) cos θ of each sample with its target class.
-        magnitude: h, (B,) or one number.
-        responses: g and the choice of the gradient.
-        margin: the margin; None for g.
-    """
-    unmargined = magnitude * responses.with_gradient_mode(cosine, responses.angular(cosine))
-    if margin is None:
-        return unmargined
-    return margin.annealed(magnitude * margin.response(responses)(cosine), unmargined)
-
-
-def _closed_form(responses: Responses, margin: TargetMargin) -> PsiAndDerivative | None:
-    """Return ψ and ψ′ as functions of the cosine, or None if ψ′ is not known in closed form."""
-    if not responses.has_closed_form:
-        return None
-    psi: Any = margin.psi
-    if responses.gradient == "detached":
-        return lambda c: (psi(c, responses.angular, margin.strength), 1.0)
-    return lambda c: psi.value_and_slope(c, margin.strength)
+    def value_and_slope(self, c: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return ψ and its derivative, if `has_closed_form`."""
+        if self.gradient == "detached":
+            return self.margin(c, self.angular, self.strength), 1.0
+        assert isinstance(self.margin, AffineAngleMargin)
+        return self.margin.value_and_slope(c, self.strength)
 
 
 # The function h·ψ(z/h) -----------------------------------------------------------------------------------------------
 
 
-def scaled_psi(
-    product: Tensor, magnitude: Tensor | float, psi: Psi, psi_and_derivative: PsiAndDerivative | None = None
-) -> Tensor:
+def scaled_psi(product: Tensor, magnitude: Tensor | float, psi: TargetMargin) -> Tensor:
     r"""Return the target score h·ψ(c) with c = z/h, given the products z = h·c.
 
     Where h = 0 the angle is undefined. The gradient there is that of h·c.
@@ -114,14 +69,13 @@ def scaled_psi(
         product: (B,) z.
         magnitude: (B,) h, or one number for all samples.
         psi: ψ, a function of the cosine.
-        psi_and_derivative: ψ and ψ′ as functions of the cosine; None to differentiate ψ automatically.
     """
-    if psi_and_derivative is not None and only_reverse_mode(product):
-        return _ScaledPsi.apply(product, magnitude, psi, psi_and_derivative)
+    if psi.has_closed_form and only_reverse_mode(product):
+        return _ScaledPsi.apply(product, magnitude, psi)
     return reference_scaled_psi(product, magnitude, psi)
 
 
-def reference_scaled_psi(product: Tensor, magnitude: Tensor | float, psi: Psi) -> Tensor:
+def reference_scaled_psi(product: Tensor, magnitude: Tensor | float, psi: TargetMargin) -> Tensor:
     """Return h·ψ(c) in ordinary, differentiable operations."""
     score = magnitude * psi(_cosines(product, magnitude))
     return torch.where(magnitude == 0, product, score) if isinstance(magnitude, Tensor) else score
@@ -131,17 +85,15 @@ class _ScaledPsi(torch.autograd.Function):
     r"""f = h·ψ(z/h) with ∂f/∂z = ψ′ and ∂f/∂h = ψ − ψ′c: half as many operations as automatic differentiation."""
 
     @staticmethod
-    def forward(
-        ctx: Any, product: Tensor, magnitude: Tensor | float, psi: Psi, psi_and_derivative: PsiAndDerivative
-    ) -> Tensor:
+    def forward(ctx: Any, product: Tensor, magnitude: Tensor | float, psi: TargetMargin) -> Tensor:
         ctx.psi = psi
-        ctx.number = None if isinstance(magnitude, Tensor) else magnitude
+        ctx.radius = None if isinstance(magnitude, Tensor) else magnitude
         is_zero, divisor = None, magnitude
         if isinstance(magnitude, Tensor):
             is_zero = magnitude == 0
             divisor = magnitude.masked_fill(is_zero, torch.inf)  # c = 0 where h = 0
         c = product / divisor
-        value, factor = psi_and_derivative(c)
+        value, factor = psi.value_and_slope(c)
         if isinstance(factor, Tensor):
             derivative: Tensor | None = factor
         else:  # None stands for 1, which saves a multiplication
@@ -162,11 +114,11 @@ class _ScaledPsi(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
 
             def reference(product: Tensor, magnitude: Tensor | None) -> Tensor:
-                return reference_scaled_psi(product, ctx.number if magnitude is None else magnitude, ctx.psi)
+                return reference_scaled_psi(product, ctx.radius if magnitude is None else magnitude, ctx.psi)
 
-            return *differentiable_gradients(reference, (product, magnitude), needs, grad), None, None
+            return *differentiable_gradients(reference, (product, magnitude), needs, grad), None
         grad_product = grad if derivative is None else grad * derivative
-        return grad_product, grad * magnitude_derivative if needs[1] else None, None, None
+        return grad_product, grad * magnitude_derivative if needs[1] else None, None
 
 
 def _cosines(product: Tensor, magnitude: Tensor | float) -> Tensor:
@@ -177,8 +129,10 @@ def _cosines(product: Tensor, magnitude: Tensor | float) -> Tensor:
 # The normalized gradient ---------------------------------------------------------------------------------------------
 
 
-class NormalizedGradient(NamedTuple):
-    r"""The gradient of the original SphereFace code, for scores ‖x‖·ψ(θ).
+def with_normalized_gradient(
+    score: Tensor, product: Tensor, psi: TargetMargin, x: Tensor, x_norm: Tensor, w_hat: Tensor
+) -> Tensor:
+    r"""Return target scores ‖x‖·ψ(θ) with the gradient of the original SphereFace code.
 
     Without margin ∂f_y/∂x = ŵ. The original code has
 
@@ -186,39 +140,36 @@ class NormalizedGradient(NamedTuple):
 
     whose length is bounded for any margin, while ∂f_y/∂w is the one without margin.
 
-    Attributes:
+    Args:
+        score: (B,) target scores.
+        product: (B,) products ‖x‖·c of features with unit class vectors.
+        psi: ψ, a function of the cosine.
         x: (B, d) features.
         x_norm: (B,) feature norms.
         w_hat: (B, d) directions of the target class vectors, detached.
     """
-
-    x: Tensor
-    x_norm: Tensor
-    w_hat: Tensor
-
-    def correction(self, product: Tensor, psi: Psi) -> Tensor:
-        """Return zeros (B,) whose gradient turns the gradient without margin into this one.
-
-        Args:
-            product: (B,) products ‖x‖·c of features with unit class vectors.
-            psi: ψ, a function of the cosine.
-        """
-        x, x_norm, w_hat = self.x, self.x_norm.detach(), self.w_hat
-        c = _cosines(product.detach(), x_norm)
-        value, derivative = psi(c).detach(), _derivative(psi, c)
-        with torch.no_grad():
-            inverse_norm = 1 / safe_divisor(x_norm)
-            along_x = value - derivative * c
-            length = torch.hypot(derivative, along_x * inverse_norm)
-            x_hat = x.detach() * inverse_norm.unsqueeze(1)
-            direction = derivative.unsqueeze(1) * w_hat + along_x.unsqueeze(1) * x_hat
-            # A zero length means ψ = ψ′ = 0, where the direction is zero too.
-            target_gradient = direction / length.masked_fill(length == 0, 1).unsqueeze(1)
-            difference = (target_gradient - w_hat).masked_fill((x_norm == 0).unsqueeze(1), 0)
-        return ((x - x.detach()) * difference).sum(1)
+    score = straight_through(product, score)
+    # What follows changes only gradients, and an exported program has none.
+    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        return score
+    x_norm = x_norm.detach()
+    c = _cosines(product.detach(), x_norm)
+    value, derivative = psi(c).detach(), _derivative(psi, c)
+    with torch.no_grad():
+        inverse_norm = 1 / safe_divisor(x_norm)
+        radial = value - derivative * c  # ψ − ψ′c, the component along x̂
+        length = torch.hypot(derivative, radial * inverse_norm)
+        x_hat = x.detach() * inverse_norm.unsqueeze(1)
+        direction = derivative.unsqueeze(1) * w_hat + radial.unsqueeze(1) * x_hat
+        # A zero length means ψ = ψ′ = 0, where the direction is zero too.
+        target_gradient = direction / length.masked_fill(length == 0, 1).unsqueeze(1)
+        difference = (target_gradient - w_hat).masked_fill((x_norm == 0).unsqueeze(1), 0)
+    # The score has the gradient ŵ of the product. This term is zero and has the gradient `difference` with respect to
+    # x, so that their sum is the target gradient.
+    return score + ((x - x.detach()) * difference).sum(1)
 
 
-def _derivative(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+def _derivative(function: TargetMargin, at: Tensor) -> Tensor:
     """Return the derivative of an elementwise function, detached."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return torch.func.grad(lambda t: function(t).sum())(at).detach()

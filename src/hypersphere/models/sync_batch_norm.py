@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from hypersphere._collectives import Processes
 from hypersphere._validation import require
-from hypersphere.heads._collectives import Processes
 
 __all__ = ["sync_batch_norm_"]
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from hypersphere._collectives import Processes
 from hypersphere._provenance import made_with
 from hypersphere.energy import mean_energy
-from hypersphere.heads._collectives import Processes
 from hypersphere.recipes.recipe import Outcome, Recipe, Row, config_of
 from hypersphere.recipes.record import Record, finite_or_none, record_path, write_tensors
 from hypersphere.training import DamagedCheckpoint, Experiment, Run, Trainer, build_experiment

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import data, energy, heads, models, optim
+from hypersphere._collectives import Processes
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
-from hypersphere.heads._collectives import Processes
 from hypersphere.robustness import ATTACKS, Attack
 from hypersphere.rotation.menu import TrainedRotation
 from hypersphere.training.components import MENUS, create, require_trust

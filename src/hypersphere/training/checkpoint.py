@@ -34,12 +34,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from hypersphere._collectives import Processes
 from hypersphere._files import flush, make_folder
 from hypersphere._provenance import versions
 from hypersphere._state_files import Rows, StoredTensor, TensorFiles, flatten, unflatten, write_tensors
 from hypersphere._validation import require
 from hypersphere.heads import ShardedHead
-from hypersphere.heads._collectives import Processes
 
 __all__ = ["Checkpoint", "Checkpoints", "DamagedCheckpoint"]
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from hypersphere._collectives import Processes
 from hypersphere.heads import ShardedHead
-from hypersphere.heads._collectives import Processes
 from hypersphere.training.objective import Objective
 
 __all__ = ["Parallel", "SharedGradScaler", "local_tensor", "shard_network_"]

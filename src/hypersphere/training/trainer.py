@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from hypersphere._collectives import Processes
 from hypersphere._validation import require
-from hypersphere.heads._collectives import Processes
 from hypersphere.optim.schedules import is_better
 from hypersphere.training.build import Experiment
 from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 from hypersphere import data
+from hypersphere._collectives import Processes
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
 from hypersphere.data.loading import batch_sizes, rows_of_rank
@@ -20,7 +21,6 @@ from hypersphere.energy import layer_energies
 from hypersphere.energy._sampling import evenly_spaced
 from hypersphere.evaluation import first_of_each, identify, retrieve, verify
 from hypersphere.heads import NonFiniteScoresError, ShardedHead
-from hypersphere.heads._collectives import Processes
 from hypersphere.training.objective import Objective
 
 __all__ = ["PROTOCOLS", "Validator", "as_floats", "gathered_class_vectors"]

@@ -21,7 +21,7 @@ _LARGEST_NORM = 3.0
 def draw_angular(points: int, name: str, **options: Any) -> Outcome:
     """Evaluate an angular activation g at evenly spaced angles from 0 to π, among them π/2."""
     function = create(Component(name, options), NESTED["angular"], setting="angular")
-    values = angular.response(function, torch.linspace(0, math.pi, points, dtype=torch.float64)).tolist()
+    values = angular.at_angle(function, torch.linspace(0, math.pi, points, dtype=torch.float64)).tolist()
     return Outcome(
         {"at_zero": values[0], "at_right_angle": values[points // 2], "at_pi": values[-1]}, {"response": values}
     )

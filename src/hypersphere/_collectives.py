@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from hypersphere._validation import require
 
-__all__ = ["Processes", "problem_of"]
+__all__ = ["Processes", "error_message"]
 
 
 class Processes:
@@ -178,11 +178,11 @@ class Processes:
             dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def raise_any(self, problem: str | None, error: type[ValueError] = ValueError) -> None:
-        """Raise an error in every process if any process has a problem."""
-        for rank, message in enumerate(self.all_gather_objects(problem)):
-            if message is not None:
-                raise error(message if self.size == 1 else f"process {rank}: {message}")
+    def raise_everywhere(self, message: str | None, error: type[ValueError] = ValueError) -> None:
+        """Raise an error in every process if the message of any process is not None."""
+        for rank, other in enumerate(self.all_gather_objects(message)):
+            if other is not None:
+                raise error(other if self.size == 1 else f"process {rank}: {other}")
 
     @contextlib.contextmanager
     def _explain_failure(self, action: str) -> Iterator[None]:
@@ -196,7 +196,7 @@ class Processes:
             ) from error
 
 
-def problem_of(
+def error_message(
     check: Callable[[], object], errors: type[Exception] | tuple[type[Exception], ...] = ValueError
 ) -> str | None:
     """Return the message of the error that `check` raises, or None. Errors of other classes are not caught."""
@@ -208,6 +208,8 @@ def problem_of(
 
 
 class _SumParts(torch.autograd.Function):
+    """Forward: the sum of the parts. Backward: the gradient of the sum, which is global, for every part."""
+
     @staticmethod
     def forward(ctx: Any, part: Tensor, processes: Processes) -> Tensor:
         return processes.all_reduce_(part.clone())
@@ -218,10 +220,11 @@ class _SumParts(torch.autograd.Function):
 
 
 class _ReduceTerms(torch.autograd.Function):
-    """Each process reduces the terms of some samples, and the results are gathered.
+    """Forward: reduce the first term, sum the others. Backward: the first gradient times `part_derivative`.
 
-    A process receives B·T numbers twice. If it received the terms of all R processes for all samples, it would receive
-    R·B·T numbers, which exceeds the features if there are more processes than feature dimensions.
+    Each process reduces the terms of some samples, and the results are gathered. A process receives B·T numbers twice.
+    If it received the terms of all R processes for all samples, it would receive R·B·T numbers, which exceeds the
+    features if there are more processes than feature dimensions.
     """
 
     @staticmethod
@@ -245,6 +248,8 @@ class _ReduceTerms(torch.autograd.Function):
 
 
 class _Share(torch.autograd.Function):
+    """Forward: the tensors themselves. Backward: the sum of the gradients of all processes."""
+
     @staticmethod
     def forward(ctx: Any, processes: Processes, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.processes = processes
@@ -260,6 +265,8 @@ class _Share(torch.autograd.Function):
 
 
 class _GatherRows(torch.autograd.Function):
+    """Forward: the rows of all processes. Backward: the gradient of the rows of this process, times a factor."""
+
     @staticmethod
     def forward(ctx: Any, rows: Tensor, processes: Processes, counts: Sequence[int], factor: float) -> Tensor:
         first = sum(counts[: processes.rank])
@@ -272,6 +279,8 @@ class _GatherRows(torch.autograd.Function):
 
 
 class _LocalRows(torch.autograd.Function):
+    """Forward: the rows of this process. Backward: the gradients of the rows of all processes."""
+
     @staticmethod
     def forward(ctx: Any, rows: Tensor, processes: Processes, counts: Sequence[int]) -> Tensor:
         ctx.processes, ctx.counts = processes, counts
