@@ -134,15 +134,17 @@ class Claim:
 
     Attributes:
         text: the statement, as one sentence whose subject is the better row.
-        better, than: names of the two rows.
-        metric: the metric that is compared; its column says whether higher or lower is better.
-        source: the table or figure that makes the statement.
+        better: name of the better row.
+        than: name of the other row; by default the baseline of the better one.
+        metric: the metric that is compared; its column says whether higher or lower is better. By default the first
+            column of the recipe.
+        source: the table or figure that makes the statement; by default the first one that the recipe covers.
     """
 
     text: str
     better: str
-    than: str
-    metric: str = "error"
+    than: str = ""
+    metric: str = ""
     source: str = ""
 
 
@@ -229,11 +231,10 @@ class Recipe:
         require(self.part in PARTS, "part", f"one of {', '.join(PARTS)}", self.part)
         names = [row.name for row in self.rows]
         require(len(set(names)) == len(names), "rows", "rows with different names", names)
-        named = [self.baseline, *(row.baseline for row in self.rows)]
-        named += [name for claim in self.claims for name in (claim.better, claim.than)]
-        for name in named:
+        for name in (self.baseline, *(row.baseline for row in self.rows)):
             if name is not None:
                 self.row(name)
+        object.__setattr__(self, "claims", tuple(map(self._completed, self.claims)))
         keys = {metric.key for metric in self.metrics}
         for claim in self.claims:
             require(claim.metric in keys, "metric of a claim", f"one of {', '.join(keys)}", claim.metric)
@@ -242,6 +243,13 @@ class Recipe:
             tuned = [row for row in self.rows if set(row.scales) & set(self.tuning.scales)]
             budgets = {row.name: len(self.trials(row, self.tuning.scales[0])) for row in tuned}
             require(len(set(budgets.values())) == 1, "grids", "of the same number of combinations", budgets)
+
+    def _completed(self, claim: Claim) -> Claim:
+        """Return a claim with the defaults of this recipe; its rows must exist."""
+        baseline = self.baseline_of(self.row(claim.better))
+        than = claim.than or ("" if baseline is None else baseline.name)
+        metric = claim.metric or (self.metrics[0].key if self.metrics else "")
+        return Claim(claim.text, claim.better, self.row(than).name, metric, claim.source or next(iter(self.covers), ""))
 
     def rows_at(self, scale: str) -> tuple[Row, ...]:
         """Return the rows that run at a scale."""

@@ -155,27 +155,24 @@ RECIPE = Recipe(
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}, metric="accuracy"),
     claims=(
         *(
-            Claim(f"{name} resists FGSM better than convolution.", name, "Baseline", "fgsm", "T4.7")
+            Claim(f"{name} resists FGSM better than convolution.", name, metric="fgsm")
             for name in ("SphereConv", "TanhConv")
         ),
         *(
             Claim(
                 f"Trained adversarially, {name} resists BIM better than convolution.",
                 f"{name}, adversarially trained",
-                "Baseline, adversarially trained",
-                "bim",
-                "T4.7",
+                metric="bim",
             )
             for name in ("SphereConv", "TanhConv")
         ),
         Claim(
             "SphereConv resists transferred attacks better than convolution.",
             "SphereConv",
-            "Baseline",
-            "transferred_bim",
-            "T4.8",
+            metric="transferred_bim",
+            source="T4.8",
         ),
-        Claim("Larger perturbations are needed to fool TanhConv.", "TanhConv", "Baseline", "deepfool_l2", "F-C.1"),
+        Claim("Larger perturbations are needed to fool TanhConv.", "TanhConv", metric="deepfool_l2", source="F-C.1"),
     ),
     note="FGSM with ε = 8/255; BIM with 20 steps of 2/255 within the same ε. Networks with natural and with FGSM "
     "training are attacked directly, and by attacks on a plain, naturally trained network with another seed "

@@ -41,12 +41,7 @@ SHIFT_AND_MIRROR: list[dict[str, Any]] = [{"name": "shift", "pixels": 4}, {"name
 _ADAM = {"name": "adam", "lr": 1e-3, "weight_decay": 5e-4}
 _PAPER: dict[str, Any] = {"normalize": "centered", "optimizer": _ADAM, "batch_size": 128}
 # Chapter 3: section 3.4.1. Weight decay and normalisation are those of the released code; directions have no decay.
-SPHERENET: dict[str, Any] = {
-    **_PAPER,
-    "data": "cifar10",
-    "augment": MIRROR,
-    **stepwise(64_000, [34_000, 54_000]),
-}
+SPHERENET: dict[str, Any] = {**_PAPER, "data": "cifar10", "augment": MIRROR, **stepwise(64_000, [34_000, 54_000])}
 # Chapter 4: section 4.6.1 divides the rate when the error stops falling. The released code does so at these steps.
 DECOUPLED: dict[str, Any] = {
     **_PAPER,

@@ -70,26 +70,21 @@ RECIPE = Recipe(
     },
     rows=tuple(_rows()),
     seeds=(0, 1, 2),
-    metrics=(
-        Metric("accuracy", "accuracy %", ".2f", True),
-        Metric("fisher", "Fisher score", ".4f", False),
-        SECONDS,
-    ),
+    metrics=(Metric("accuracy", "accuracy %", ".2f", True), Metric("fisher", "Fisher score", ".4f", False), SECONDS),
     covers=("F-C.2", "F-C.3"),
     cost={"paper": 60, "cpu": 0.5, "smoke": 0.01},
     measure=_measure,
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}, metric="accuracy"),
     claims=(
         *(
-            Claim(f"Features of {name} are more compact than those of a CNN.", name, "CNN", "fisher", "F-C.2")
+            Claim(f"Features of {name} are more compact than those of a CNN.", name, metric="fisher")
             for name in ("SphereConv", "TanhConv")
         ),
         Claim(
             "Trained adversarially, features of TanhConv are more compact than those of a CNN.",
             "TanhConv, adversarially trained",
-            "CNN, adversarially trained",
-            "fisher",
-            "F-C.3",
+            metric="fisher",
+            source="F-C.3",
         ),
     ),
     note="The source shows pictures; the angular Fisher score of the test features is added here, lower is more "

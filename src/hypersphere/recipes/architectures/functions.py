@@ -81,11 +81,7 @@ MAGNITUDE_FUNCTIONS = Recipe(
             for name in ("Linear", "Cosine", "Sigmoid (0.3)", "Square Cosine")
         ),
     ),
-    metrics=(
-        Metric("at_one", "h(1)", ".3f"),
-        Metric("at_three", "h(3)", ".3f"),
-        *_AT_ANGLES,
-    ),
+    metrics=(Metric("at_one", "h(1)", ".3f"), Metric("at_three", "h(3)", ".3f"), *_AT_ANGLES),
     covers=("F4.3",),
     cost={"paper": 0.001, "cpu": 0.001, "smoke": 0.001},
     compute=_compute,

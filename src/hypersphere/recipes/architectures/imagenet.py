@@ -64,9 +64,7 @@ SPHERE = Recipe(
     figures=("error", "top5_error"),
     baseline="ResNet-18",
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
-    claims=(
-        Claim("SphereResNet-18-v2 ends better than ResNet-18.", "SphereResNet-18-v2", "ResNet-18", "error", "F3.6"),
-    ),
+    claims=(Claim("SphereResNet-18-v2 ends better than ResNet-18.", "SphereResNet-18-v2"),),
     note=f"{_ABOUT}. Version 1 has operators in its 1×1 shortcuts too and is trained with the cosine W-Softmax; "
     "version 2 has ordinary shortcuts and softmax. On a CPU: ResNet-18 with 8, 12, 16 and 24 filters and a 3×3 stem, "
     f"{_SIZE}.",
@@ -94,9 +92,7 @@ def _rows() -> list[Row]:
     table = table_rows("T4.6", _LINES, _COLUMNS, metric="top5_error", baseline="Baseline")
     return [
         with_settings_at(
-            row,
-            cpu={"model": _SMALL_MODIFIED if "Modified" in row.name else _SMALL_RESNET},
-            smoke={"model": _TINY},
+            row, cpu={"model": _SMALL_MODIFIED if "Modified" in row.name else _SMALL_RESNET}, smoke={"model": _TINY}
         )
         for row in table
     ]
@@ -107,11 +103,7 @@ DECOUPLED = Recipe(
     title="Decoupled ResNet-18 on ImageNet, with and without BatchNorm",
     reference="table 4.6 of the thesis",
     base={},
-    scales={
-        "paper": {**PROTOCOL, **stepwise(700_000, [200_000, 375_000, 550_000])},
-        "cpu": CPU,
-        "smoke": SMOKE,
-    },
+    scales={"paper": {**PROTOCOL, **stepwise(700_000, [200_000, 375_000, 550_000])}, "cpu": CPU, "smoke": SMOKE},
     rows=with_rows_at(
         _rows(),
         cpu=[
@@ -132,16 +124,10 @@ DECOUPLED = Recipe(
         Claim(
             "Without BatchNorm, TanhConv trains and convolution does not.",
             "TanhConv, Modified ResNet-18 w/o BN",
-            "Baseline, Modified ResNet-18 w/o BN",
-            "error",
-            "T4.6",
+            metric="error",
         ),
         Claim(
-            "With BatchNorm, TanhConv is better than convolution.",
-            "TanhConv, Modified ResNet-18 w/ BN",
-            "Baseline, Modified ResNet-18 w/ BN",
-            "error",
-            "T4.6",
+            "With BatchNorm, TanhConv is better than convolution.", "TanhConv, Modified ResNet-18 w/ BN", metric="error"
         ),
     ),
     note=f"{_ABOUT}; so are the number of steps, PReLU in the modified network, one projection per 100 steps and the "
@@ -217,11 +203,7 @@ FILTERS = Recipe(
     measure=_measure_filters,
     figures=("error",),
     baseline="CNN",
-    claims=(
-        Claim(
-            "Filters of TanhConv are less correlated than those of a CNN.", "TanhConv", "CNN", "correlation", "F-C.4"
-        ),
-    ),
+    claims=(Claim("Filters of TanhConv are less correlated than those of a CNN.", "TanhConv", metric="correlation"),),
     note=f"{_ABOUT}. The source shows pictures; sparsity (Hoyer's) and correlation (the mean |cos| between two "
     "filters) are added here. The network is not stated beyond its 256 filters; the wide ResNet-18 of figure 3.6 has "
     "them. Gradients are plain, without weight projection. On a CPU: ResNet-18 with 32 filters of 7×7 pixels and 32, "

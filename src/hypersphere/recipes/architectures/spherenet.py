@@ -82,20 +82,8 @@ LOSSES = Recipe(
     figures=("error",),
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}, metric="accuracy"),
     claims=(
-        Claim(
-            "With softmax, SphereConv is better than convolution.",
-            "Sigmoid (0.3), Original Softmax",
-            "Original Conv, Original Softmax",
-            "accuracy",
-            "T3.1",
-        ),
-        Claim(
-            "GA-Softmax improves a SphereNet.",
-            "Sigmoid (0.3), GA-Softmax (m=4)",
-            "Sigmoid (0.3), Original Softmax",
-            "accuracy",
-            "T3.1",
-        ),
+        Claim("With softmax, SphereConv is better than convolution.", "Sigmoid (0.3), Original Softmax"),
+        Claim("GA-Softmax improves a SphereNet.", "Sigmoid (0.3), GA-Softmax (m=4)", "Sigmoid (0.3), Original Softmax"),
     ),
     note=f"{RELEASED}, the orthonormal penalty of SphereNets has the weight 1e-4, and the fully connected layer is an "
     "operator followed by BatchNorm. The source contradicts itself on augmentation; images are mirrored, as section "
@@ -146,13 +134,7 @@ DEPTH = Recipe(
     cost={"paper": 25000, "cpu": 1.0, "smoke": 0.01},
     figures=("error",),
     claims=(
-        Claim(
-            "A plain SphereNet of 69 layers is better than a CNN of 69 layers.",
-            "Cosine, CNN-69",
-            "Original Conv, CNN-69",
-            "accuracy",
-            "F3.3d",
-        ),
+        Claim("A plain SphereNet of 69 layers is better than a CNN of 69 layers.", "Cosine, CNN-69", source="F3.3d"),
     ),
     note=f"{RELEASED}, the orthonormal penalty of SphereNets has the weight 1e-4, the fully connected layer is an "
     "operator followed by BatchNorm, and shortcuts of the ResNet that change the width are ordinary 1×1 convolutions. "
@@ -192,8 +174,8 @@ NO_RELU = Recipe(
     baseline="CNN w/o ReLU",
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}, metric="accuracy"),
     claims=(
-        Claim("SphereNets need no ReLU.", "Sigmoid (0.1)", "CNN w/o ReLU", "accuracy", "T3.3"),
-        Claim("The cosine is non-linear enough without ReLU.", "Cosine", "CNN w/o ReLU", "accuracy", "T3.3"),
+        Claim("SphereNets need no ReLU.", "Sigmoid (0.1)"),
+        Claim("The cosine is non-linear enough without ReLU.", "Cosine"),
     ),
     note=f"{RELEASED}, and the loss is softmax. Max-pooling is the only other non-linearity. On a CPU: CNN-18 with 8, "
     "12 and 16 filters, otherwise as spherenet-losses.",
@@ -247,21 +229,13 @@ CONVERGENCE = Recipe(
     baseline="CNN Baseline",
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(
-        Claim("SphereNets converge faster than CNNs.", "SphereNet (cosine) w/ orth.", "CNN Baseline", "early", "F3.3b"),
-        Claim("SphereNets end better than CNNs.", "SphereNet (cosine) w/ orth.", "CNN Baseline", "error", "F3.3b"),
-        Claim(
-            "Without BatchNorm, a SphereNet converges faster than a CNN.",
-            "SphereNet (cosine) without BatchNorm",
-            "CNN without BatchNorm",
-            "early",
-            "F3.3b",
-        ),
+        Claim("SphereNets converge faster than CNNs.", "SphereNet (cosine) w/ orth."),
+        Claim("SphereNets end better than CNNs.", "SphereNet (cosine) w/ orth.", metric="error"),
+        Claim("Without BatchNorm, a SphereNet converges faster than a CNN.", "SphereNet (cosine) without BatchNorm"),
         Claim(
             "Without BatchNorm, a SphereNet ends better than a CNN.",
             "SphereNet (cosine) without BatchNorm",
-            "CNN without BatchNorm",
-            "error",
-            "F3.3b",
+            metric="error",
         ),
     ),
     note=f"The figure has BatchNorm in all curves; the rows without it are added here. {RELEASED}, the orthonormal "
@@ -309,16 +283,8 @@ WIDTH = Recipe(
     figures=("error",),
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(
-        Claim(
-            "A wide SphereNet is better than a wide CNN.", "SphereNet 128/192/256", "CNN 128/192/256", "error", "F3.3c"
-        ),
-        Claim(
-            "A very narrow CNN is better than a very narrow SphereNet.",
-            "CNN 16/32/48",
-            "SphereNet 16/32/48",
-            "error",
-            "F3.3c",
-        ),
+        Claim("A wide SphereNet is better than a wide CNN.", "SphereNet 128/192/256"),
+        Claim("A very narrow CNN is better than a very narrow SphereNet.", "CNN 16/32/48", "SphereNet 16/32/48"),
     ),
     note=f"Operator and loss are not stated for this figure; cosine and softmax are used. {RELEASED}, and the "
     "orthonormal penalty of SphereNets has the weight 1e-4. On a CPU: a quarter of the widths in the names, and not "
@@ -419,11 +385,7 @@ LEARNED = Recipe(
     cost={"paper": 2000, "cpu": 0.7, "smoke": 0.01},
     measure=_learned,
     baseline="k = 0.3",
-    claims=(
-        Claim(
-            "A learned k is better than the best fixed one.", "a learned k per filter", "k = 0.3", "accuracy", "F3.4"
-        ),
-    ),
+    claims=(Claim("A learned k is better than the best fixed one.", "a learned k per filter"),),
     note="The text quotes 91.22 for the best fixed k, whereas table 3.1 prints 91.28 for k = 0.3. "
     f"{RELEASED}, and the orthonormal penalty has the weight 1e-4. k starts at 0.5, as the text says; the "
     "released code starts it at 0.7. ρ is a learned factor, which starts at 1, times the running mean of the patch "
@@ -481,26 +443,12 @@ SMALL_BATCHES = Recipe(
     figures=("error",),
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(
-        Claim(
-            "At batch 4, SphereNorm is at least as good as BatchNorm.",
-            "SphereNorm, batch 4",
-            "BatchNorm, batch 4",
-            "error",
-            "F3.5",
-        ),
-        Claim(
-            "At batch 4, both normalisations together are better than BatchNorm.",
-            "SphereNorm+BatchNorm, batch 4",
-            "BatchNorm, batch 4",
-            "error",
-            "F3.5",
-        ),
+        Claim("At batch 4, SphereNorm is at least as good as BatchNorm.", "SphereNorm, batch 4"),
+        Claim("At batch 4, both normalisations together are better than BatchNorm.", "SphereNorm+BatchNorm, batch 4"),
         Claim(
             "At batch 4, both normalisations together are better than SphereNorm.",
             "SphereNorm+BatchNorm, batch 4",
             "SphereNorm, batch 4",
-            "error",
-            "F3.5",
         ),
     ),
     note="Only the batch size of the first panel, 4, can be read in the source; 8, 16 and 32 are chosen here. "

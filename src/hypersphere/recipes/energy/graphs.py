@@ -51,7 +51,7 @@ ENERGIES = Recipe(
     cost={"paper": 0.7, "cpu": 1.1, "smoke": 0.002},
     tuning=Tuning({}, metric="accuracy", seeds=(100, 101, 102)),
     claims=tuple(
-        Claim(f"{name} improves a graph network on {graph}.", f"{name}, {graph}", f"GCN, {graph}", "accuracy", "T-E.6")
+        Claim(f"{name} improves a graph network on {graph}.", f"{name}, {graph}")
         for graph in ("Citeseer", "Cora", "Pubmed")
         for name in ("HS-MHE", "RP-CoMHE", "AP-CoMHE")
     ),

@@ -86,13 +86,13 @@ CNN = Recipe(
     baseline="Baseline",
     tuning=TUNING,
     claims=(
-        Claim("MHE has a lower error than weight decay alone.", "MHE", "Baseline", source="T6.1"),
-        Claim("Half-space MHE has a lower error than weight decay alone.", "HS-MHE", "Baseline", source="T6.1"),
-        Claim("Half-space MHE has a lower error than orthonormality.", "HS-MHE", "Orthonormal", source="T6.1"),
-        Claim("CoMHE has a lower error than half-space MHE.", "RP-CoMHE", "HS-MHE", source="T6.1"),
-        Claim("CoMHE has a lower error than weight decay alone.", "RP-CoMHE", "Baseline", source="T6.1"),
-        Claim("CoMHE ends with a lower energy than half-space MHE.", "RP-CoMHE", "HS-MHE", "energy", source="F6.2"),
-        Claim("MHE ends with a lower energy than weight decay alone.", "HS-MHE", "Baseline", "energy", source="F6.2"),
+        Claim("MHE has a lower error than weight decay alone.", "MHE"),
+        Claim("Half-space MHE has a lower error than weight decay alone.", "HS-MHE"),
+        Claim("Half-space MHE has a lower error than orthonormality.", "HS-MHE", "Orthonormal"),
+        Claim("CoMHE has a lower error than half-space MHE.", "RP-CoMHE", "HS-MHE"),
+        Claim("CoMHE has a lower error than weight decay alone.", "RP-CoMHE"),
+        Claim("CoMHE ends with a lower energy than half-space MHE.", "RP-CoMHE", "HS-MHE", "energy", "F6.2"),
+        Claim("MHE ends with a lower energy than weight decay alone.", "HS-MHE", metric="energy", source="F6.2"),
     ),
     note=f"{_CPU} {_PAPER} The energy is that of the unprojected neurons in half space with s = 2, the mean over pairs "
     "and over hidden layers, before training and after every third epoch; the source sums over layers. The row "
@@ -173,13 +173,7 @@ FORMS = Recipe(
     figures=("error", "energy"),
     tuning=TUNING,
     claims=tuple(
-        Claim(
-            f"{line} has a lower error than weight decay alone.",
-            f"{line}, CIFAR-10 s=2",
-            "Baseline, CIFAR-10",
-            source="T5.1",
-        )
-        for line in _FORMS
+        Claim(f"{line} has a lower error than weight decay alone.", f"{line}, CIFAR-10 s=2") for line in _FORMS
     ),
     note=f"{_CPU} {_PAPER} Weights are those printed for the Euclidean distance also where the distance is an angle. "
     "At the scale cpu only rows on CIFAR-10 run: all forms with s = 2, and MHE with s = 0; rows on CIFAR-100 "
@@ -234,18 +228,8 @@ LAYERS = Recipe(
     cost={"paper": 3000, "cpu": 0.5, "smoke": 0.01},
     baseline="Baseline",
     claims=(
-        Claim(
-            "Energy of all layers is better than energy of the classifier.",
-            "MHE, H and O",
-            "MHE, O only",
-            source="T5.4",
-        ),
-        Claim(
-            "Energy of hidden layers is better than energy of the classifier.",
-            "MHE, H only",
-            "MHE, O only",
-            source="T5.4",
-        ),
+        Claim("Energy of all layers is better than energy of the classifier.", "MHE, H and O", "MHE, O only"),
+        Claim("Energy of hidden layers is better than energy of the classifier.", "MHE, H only", "MHE, O only"),
     ),
     note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, 15 epochs, 16, 32 and 64 filters, and the weights of "
     f"the source in all rows. {_PAPER} The last column of the source repeats the numbers of the best power of table "
@@ -347,12 +331,7 @@ WIDTH = Recipe(
     figures=("error", "energy"),
     tuning=TUNING,
     claims=tuple(
-        Claim(
-            f"In a narrow network (t={t}), {name} has a lower error.",
-            f"{name}, t={t}",
-            f"Baseline, t={t}",
-            source=source,
-        )
+        Claim(f"In a narrow network (t={t}), {name} has a lower error.", f"{name}, t={t}", source=source)
         for t in (1, 2)
         for name, source in (("HS-MHE", "T5.2"), ("RP-CoMHE", "T6.4"))
     ),
@@ -384,11 +363,7 @@ DEPTH = Recipe(
     reference="tables 5.3 and 6.5 of the thesis, on CIFAR-100; CNN-15 does not converge without energy there (N/C)",
     base=CIFAR["base"],
     scales=merge(cifar_scales("mhe_cnn9"), {"cpu": {"model": {"widths": [12, 24, 48]}}}),
-    rows=(
-        *_depth_rows(6, 2, LARGE),
-        *_depth_rows(9, 3, PAPER),
-        *_depth_rows(15, 5, settings.SCALES),
-    ),
+    rows=(*_depth_rows(6, 2, LARGE), *_depth_rows(9, 3, PAPER), *_depth_rows(15, 5, settings.SCALES)),
     seeds=(0, 1, 2, 3, 4),
     metrics=(ERROR, ENERGY, SECONDS),
     covers=("T6.5", "T5.3"),
@@ -396,12 +371,7 @@ DEPTH = Recipe(
     figures=("error", "energy"),
     tuning=TUNING,
     claims=tuple(
-        Claim(
-            f"With {depth} layers, {name} has a lower error.",
-            f"{name}, CNN-{depth}",
-            f"Baseline, CNN-{depth}",
-            source=s,
-        )
+        Claim(f"With {depth} layers, {name} has a lower error.", f"{name}, CNN-{depth}", source=s)
         for depth in (6, 15)
         for name, s in (("HS-MHE", "T5.3"), ("RP-CoMHE", "T6.5"))
     ),
@@ -438,13 +408,8 @@ SPHERENET = Recipe(
     figures=("error", "energy"),
     tuning=TUNING,
     claims=(
-        Claim("MHE improves SphereNet.", "MHE, CIFAR-10 s=2", "SphereNet Baseline, CIFAR-10", source="T-D.3"),
-        Claim(
-            "Half-space MHE improves SphereNet.",
-            "Half-space MHE, CIFAR-10 s=2",
-            "SphereNet Baseline, CIFAR-10",
-            source="T-D.3",
-        ),
+        Claim("MHE improves SphereNet.", "MHE, CIFAR-10 s=2"),
+        Claim("Half-space MHE improves SphereNet.", "Half-space MHE, CIFAR-10 s=2"),
     ),
     note=f"{_CPU} {_PAPER} SphereConv sees only the directions of filters, so weight decay has no effect on them. At "
     "the scale cpu the rows with s = 2 on CIFAR-10 run, without angular distances.",

@@ -60,8 +60,8 @@ RESNET = Recipe(
     figures=("error", "energy"),
     tuning=Tuning({}, held_out=0.2),
     claims=(
-        Claim("Half-space MHE improves a residual network.", "HS-MHE, CIFAR-10", "Baseline, CIFAR-10", source="T5.5"),
-        Claim("CoMHE improves a residual network.", "RP-CoMHE, CIFAR-10", "Baseline, CIFAR-10", source="T6.6"),
+        Claim("Half-space MHE improves a residual network.", "HS-MHE, CIFAR-10", source="T5.5"),
+        Claim("CoMHE improves a residual network.", "RP-CoMHE, CIFAR-10"),
     ),
     note="At the scale paper: ResNet-32 with 64, 128 and 256 filters (table D.2; four times the usual width), the "
     "schedule of appendix D.1, shortcuts that pad with zeros (not stated). At the scale cpu: a residual network of 14 "
@@ -151,8 +151,8 @@ IMAGENET = Recipe(
     cost={"paper": 2_000_000, "cpu": 0.1, "smoke": 0.01},
     measure=first_filters,
     claims=(
-        Claim("CoMHE improves a residual network.", "RP-CoMHE, Res-18", "Baseline, Res-18", source="T6.7"),
-        Claim("Filters are less coloured with CoMHE.", "RP-CoMHE, Res-18", "Baseline, Res-18", "colour", source="F6.3"),
+        Claim("CoMHE improves a residual network.", "RP-CoMHE, Res-18"),
+        Claim("Filters are less coloured with CoMHE.", "RP-CoMHE, Res-18", metric="colour", source="F6.3"),
     ),
     note="At the scale paper: images resized to 256×256 pixels, random windows of 224×224 pixels and mirroring, the "
     "central window for validation, top-1 error (appendix B.2, which the source refers to); the schedule of table 5.6. "

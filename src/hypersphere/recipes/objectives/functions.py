@@ -27,10 +27,7 @@ TARGET = Recipe(
     base={"measure": {"m": 1, "points": 181}},
     scales={"paper": {}, "cpu": {}, "smoke": {"measure": {"points": 13}}},
     rows=(Row("Softmax"), *(Row(f"L-Softmax (m={m})", {"measure": {"m": m}}) for m in (2, 3, 4))),
-    metrics=(
-        Metric("at_pi", "ψ(π)", ".2f", None),
-        Metric("excess", "largest excess over cos θ", ".4f", None),
-    ),
+    metrics=(Metric("at_pi", "ψ(π)", ".2f", None), Metric("excess", "largest excess over cos θ", ".4f", None)),
     covers=("F2.3",),
     cost={"paper": 0.001, "cpu": 0.001, "smoke": 0.001},
     figures=("psi",),

@@ -212,10 +212,7 @@ GROWING_HEAD = Recipe(
                 "task": {"name": "generated", "classes": 8, "per_class": 12},
                 "new_classes": 2,
                 "held_out": 0.25,
-                "training": {
-                    "model": {"name": "embedding_cnn", "widths": [4, 4], "feature_dim": 8},
-                    "epochs": 1,
-                },
+                "training": {"model": {"name": "embedding_cnn", "widths": [4, 4], "feature_dim": 8}, "epochs": 1},
                 "steps": 2,
             }
         },
@@ -249,8 +246,7 @@ GROWING_HEAD = Recipe(
         Claim(
             "Training the head further recognises both kinds of classes better than vectors from features alone.",
             "features, head trained",
-            "features, not trained",
-            "mean",
+            metric="mean",
         ),
         Claim(
             "Training everything further recognises both kinds of classes better than training the head.",
@@ -262,7 +258,6 @@ GROWING_HEAD = Recipe(
             "Without further training, old classes are recognised better than after training on new ones alone.",
             "features, not trained",
             "features, all trained on new classes",
-            "old",
         ),
         Claim(
             "A head with all classes from the start recognises new classes better than a grown one.",

@@ -107,27 +107,19 @@ OMNIGLOT = Recipe(
     baseline="Softmax",
     tuning=Tuning(_RATES, metric="accuracy"),
     claims=(
-        Claim(
-            "A-Softmax (m = 4) verifies unseen characters better than softmax.",
-            "A-Softmax (m=4)",
-            "Softmax",
-            "accuracy",
-            "T2.8",
-        ),
+        Claim("A-Softmax (m = 4) verifies unseen characters better than softmax.", "A-Softmax (m=4)", source="T2.8"),
         Claim(
             "A-Softmax (m = 4) identifies unseen characters better than softmax.",
             "A-Softmax (m=4)",
-            "Softmax",
-            "rank1",
-            "T2.10",
+            metric="rank1",
+            source="T2.10",
         ),
         Claim("A larger m lowers the Fisher score.", "A-Softmax (m=4)", "A-Softmax (m=2)", "fisher", "T-A.1"),
         Claim(
             "SphereFace+ (m = 4) verifies better than A-Softmax (m = 4).",
             "SphereFace+ (m=4)",
             "A-Softmax (m=4)",
-            "accuracy",
-            "T5.8",
+            source="T5.8",
         ),
     ),
     note="Omniglot has many classes and few drawings of each, like a set of faces, and a network for it trains in a "

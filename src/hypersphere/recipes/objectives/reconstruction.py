@@ -64,12 +64,7 @@ def compute(
     total = epochs * len(batches)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=total)
     history = training.fit(
-        model,
-        _SquaredError(),
-        _ImagesToThemselves(batches),
-        epochs=epochs,
-        optimizer=optimizer,
-        scheduler=scheduler,
+        model, _SquaredError(), _ImagesToThemselves(batches), epochs=epochs, optimizer=optimizer, scheduler=scheduler
     )
     model.eval()
     with torch.no_grad():
@@ -127,7 +122,6 @@ RECONSTRUCTION = Recipe(
             "angles",
             "norms",
             "correlation",
-            "F1.1",
         ),
     ),
     note="The thesis states neither data nor network: CIFAR-10 and three 4×4 convolutions of stride 2, mirrored by "

@@ -136,22 +136,14 @@ PLUS = Recipe(
 def _set_rows(name: str, training: str, at_least: int, per_epoch: int) -> list[Row]:
     """Return the rows of a training set, in which an epoch has about `per_epoch` steps at the cpu scale."""
     places = {
-        kind: {
-            "accuracy": ("T-D.8", f"{name} {kind}", "LFW (%)"),
-            "rank1": ("T-D.8", f"{name} {kind}", "MegaFace (%)"),
-        }
+        kind: {"accuracy": ("T-D.8", f"{name} {kind}", "LFW (%)"), "rank1": ("T-D.8", f"{name} {kind}", "MegaFace (%)")}
         for kind in ("SphereFace", "SphereFace+")
     }
     data: dict[str, dict[str, Any]] = {
         "paper": {"data": {"name": training, "validation": "lfw"}},
         "cpu": {"data": {"at_least": at_least}},
     }
-    plain = Row(
-        f"{name} SphereFace",
-        {"head": a_softmax(4)},
-        places["SphereFace"],
-        data,
-    )
+    plain = Row(f"{name} SphereFace", {"head": a_softmax(4)}, places["SphereFace"], data)
     energy = Row(
         f"{name} SphereFace+",
         {"head": a_softmax(4, energy_weight=1.0, energy_start=10 * per_epoch)},  # with the second stage
@@ -184,13 +176,7 @@ TRAINING_SETS = Recipe(
     measure=measure_faces,
     seeded=SEEDED,
     claims=tuple(
-        Claim(
-            f"SphereFace+ verifies better than SphereFace ({name}).",
-            f"{name} SphereFace+",
-            f"{name} SphereFace",
-            "accuracy",
-            "T-D.8",
-        )
+        Claim(f"SphereFace+ verifies better than SphereFace ({name}).", f"{name} SphereFace+")
         for name in ("IMDb-Face", "MS-Celeb", "CASIA-WebFace")
     ),
     axes=AXES,

@@ -17,9 +17,7 @@ __all__ = ["DIGITS", "FACES", "MANY_CLASSES", "measure_digits", "measure_head"]
 
 _HEAD_NUMBERS = Metric("head_parameters", "trainable parameters of the classifier", ".0f", None)
 # Unit class vectors, so that their norms, which a rotation cannot change, do not prefer any class.
-_CLASSES: dict[str, Any] = {
-    "rotation": {"name": "cayley", "hidden": False, "output": True, "normalize": True},
-}
+_CLASSES: dict[str, Any] = {"rotation": {"name": "cayley", "hidden": False, "output": True, "normalize": True}}
 # Learning rates of all parameters, or of the rotation only.
 _RATES: Grid = {"optimizer.lr": (0.1, 0.3)}
 _ROTATION_RATES: Grid = {"optimizer.rotation_lr": (0.1, 1.0)}
@@ -123,16 +121,8 @@ MANY_CLASSES = Recipe(
             "With few dimensions, trained class vectors are better than rotated ones.",
             "Oracle, ResNet-18A",
             "CLS-OPT, ResNet-18A",
-            "top5_error",
-            "O-T12",
         ),
-        Claim(
-            "With many dimensions, rotated class vectors are better than trained ones.",
-            "CLS-OPT, ResNet-18B",
-            "Oracle, ResNet-18B",
-            "top5_error",
-            "O-T12",
-        ),
+        Claim("With many dimensions, rotated class vectors are better than trained ones.", "CLS-OPT, ResNet-18B"),
     ),
     note=f"{_UNSTATED} At the scale paper: 700,000 steps of 128 images; the learning rate is divided by ten after 40, "
     "67 and 85 % of them (the source: when saturated). ResNet-18A has 64, 128, 128 and 128 filters. Images are resized "
@@ -211,8 +201,6 @@ FACES = Recipe(
             f"With {title}, trained class vectors verify faces better than rotated ones.",
             f"Oracle, {title}",
             f"CLS-OPT, {title}",
-            "verification.accuracy",
-            "O-T13",
         )
         for title in ("512 dimensions", "1024 dimensions")
     ),
@@ -260,13 +248,7 @@ DIGITS = Recipe(
     },
     rows=(
         Row("Oracle", grid=_RATES),
-        Row(
-            "CLS-OPT",
-            _CLASSES,
-            at={"paper": {"rotation": {"spread": 1.0}}},
-            grid=_ROTATION_RATES,
-            baseline="Oracle",
-        ),
+        Row("CLS-OPT", _CLASSES, at={"paper": {"rotation": {"spread": 1.0}}}, grid=_ROTATION_RATES, baseline="Oracle"),
         Row(
             "Fixed class vectors",
             {"rotation": {"hidden": False, "output": True, "normalize": True, "name": "cayley"}, "freeze": ["head.*"]},
@@ -282,7 +264,7 @@ DIGITS = Recipe(
     measure=measure_digits,
     figures=("error",),
     tuning=Tuning({}, held_out=0.2),
-    claims=(Claim("Trained class vectors have a lower error than rotated ones.", "Oracle", "CLS-OPT", source="O-F7"),),
+    claims=(Claim("Trained class vectors have a lower error than rotated ones.", "Oracle", "CLS-OPT"),),
     note=f"{_UNSTATED} Three stages of two 3×3 convolutions with 32, 64 and 128 filters, each followed by a 2×2 "
     "max-pool (the source: 3×3), with BatchNorm and ReLU, and a 3-d feature. The source states no settings of "
     "training; those of the MNIST experiments of L-Softmax, which it follows for the picture, are used with batches of "

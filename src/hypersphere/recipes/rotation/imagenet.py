@@ -51,10 +51,7 @@ IMAGENET = Recipe(
     },
     rows=tuple(
         method_row(
-            name,
-            method,
-            {"error": ("O-T7", name, "Top-1"), "top5_error": ("O-T7", name, "Top-5")},
-            scales=scales,
+            name, method, {"error": ("O-T7", name, "Top-1"), "top5_error": ("O-T7", name, "Top-5")}, scales=scales
         )
         for name, (method, scales) in _METHODS.items()
     ),
@@ -66,9 +63,7 @@ IMAGENET = Recipe(
     figures=("error", "top5_error"),
     baseline="Baseline",
     tuning=TUNING,
-    claims=tuple(
-        Claim(f"{name} improves CNN-10.", name, "Baseline", source="O-T7") for name in ("OPT (CP)", "OPT (OGD)")
-    ),
+    claims=tuple(Claim(f"{name} improves CNN-10.", name) for name in ("OPT (CP)", "OPT (OGD)")),
     note="At the scale paper: 700,000 steps of 128 images at the rate 0.1, divided by ten after 40, 67 and 85 % of "
     "them (the source: when saturated), weight decay 5e-4 on everything; images resized to 256×256, random windows "
     "of 224×224 pixels, mirrored, and the central window for validation (appendix B.2 of the thesis, which the paper "

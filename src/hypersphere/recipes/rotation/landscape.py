@@ -204,9 +204,8 @@ LANDSCAPE = Recipe(
         Claim(
             f"With {kind} directions, the {text} around {title} rises less at {radius} after training by rotation.",
             f"OPT (CP), {title}, {kind}",
-            f"Standard training, {title}, {kind}",
-            f"{name}_at_{radius}",
-            source,
+            metric=f"{name}_at_{radius}",
+            source=source,
         )
         for title, kind, name, text, radius, source in (
             ("CNN-6, CIFAR-10", "normal", "loss", "training loss", 0.5, "O-F13"),

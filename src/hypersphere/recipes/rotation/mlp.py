@@ -129,12 +129,7 @@ MLP = Recipe(
     tuning=Tuning({}, held_out=0.2),
     claims=(
         *(
-            Claim(
-                f"From {text}, {name} has a lower error than plain training at tuned rates.",
-                f"{name}, {column}",
-                f"Baseline, {column}",
-                source="T7.3",
-            )
+            Claim(f"From {text}, {name} has a lower error than plain training at tuned rates.", f"{name}, {column}")
             for column, text in (("Normal", "N(0, 1)"), ("Xavier", "Xavier initialisation"))
             for name in ("OPT (GS)", "OPT (CP)", "OPT (OGD)")
         ),
@@ -142,8 +137,6 @@ MLP = Recipe(
             Claim(
                 f"From {text}, OPT (CP) has a lower error than plain training at the rate of the source.",
                 f"OPT (CP) at 0.01, {column}",
-                f"Baseline at 0.01, {column}",
-                source="T7.3",
             )
             for column, text in (("Normal", "N(0, 1)"), ("Xavier", "Xavier initialisation"))
         ),

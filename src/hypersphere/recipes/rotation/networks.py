@@ -162,7 +162,7 @@ BARE = Recipe(
     baseline="Baseline",
     tuning=TUNING,
     claims=tuple(
-        Claim(f"Without BatchNorm, {name} has a lower error than {than}.", name, row, source="T7.5")
+        Claim(f"Without BatchNorm, {name} has a lower error than {than}.", name, row)
         for name in ("OPT (GS)", "OPT (CP)", "OPT (OGD)")
         for than, row in (("plain training", "Baseline"), ("half-space MHE", "HS-MHE"))
     ),
@@ -214,7 +214,7 @@ UNIT_NEURONS = Recipe(
     figures=("error", "energy"),
     tuning=TUNING,
     claims=tuple(
-        Claim(f"Unit neurons improve {text}.", f"{name}, w/ Norm", f"{name}, w/o Norm", source="T7.7")
+        Claim(f"Unit neurons improve {text}.", f"{name}, w/ Norm")
         for name, text in (("Baseline", "plain training"), ("OPT (LS)", "OPT (LS)"), ("OPT (CP)", "OPT (CP)"))
     ),
     note=f"{ON_CPU} {TUNED} {STATED} Neurons are scaled once, before training; a rotation keeps their norms, plain "
@@ -252,11 +252,7 @@ RESNET = Recipe(
     title="Residual networks trained by rotation",
     reference="table 7.8 of the thesis, table 6 of the OPT paper",
     base=CIFAR["base"],
-    scales={
-        "paper": cnn_scales()["paper"],
-        "cpu": SMALL,
-        "smoke": SMOKE,
-    },
+    scales={"paper": cnn_scales()["paper"], "cpu": SMALL, "smoke": SMOKE},
     rows=tuple(_residual_rows()),
     seeds=(0, 1, 2, 3, 4),
     metrics=_METRICS,
@@ -266,8 +262,7 @@ RESNET = Recipe(
     figures=("error", "energy"),
     tuning=TUNING,
     claims=tuple(
-        Claim(f"{name} improves a residual network.", f"{name}, ResNet-20", "Baseline, ResNet-20", source="T7.8")
-        for name in ("OPT (GS)", "OPT (CP)")
+        Claim(f"{name} improves a residual network.", f"{name}, ResNet-20") for name in ("OPT (GS)", "OPT (CP)")
     ),
     note="At the scale cpu: ResNet-8, one block per stage of 8, 16 and 32 filters, 10,000 images of CIFAR-10 at 16×16 "
     f"pixels, 15 epochs; rotations start at the identity. {TUNED} {STATED} Shortcuts have no weights. The thesis "

@@ -120,10 +120,7 @@ def _refined_rows(name: str, method: Method) -> list[Row]:
                 method,
                 printed,
                 patch={"rotation": {**method.patch["rotation"], **options}},
-                at={
-                    "cpu": {"rotation": {"refine_steps": 1000}},
-                    "smoke": {"rotation": {"refine_steps": 5}},
-                },
+                at={"cpu": {"rotation": {"refine_steps": 1000}}, "smoke": {"rotation": {"refine_steps": 5}}},
                 baseline=None if refine is None else f"{name}, Original",
                 grid=_RATES,
                 scales=(*scales, "smoke") if (name, column) == ("OPT (GS)", "HS-MHE") else scales,
@@ -169,17 +166,11 @@ INITIAL_ENERGY = Recipe(
                 f"A mean of 0 has a lower error than one of {name}, which raises the initial energy.",
                 "OPT (CP), mean 0",
                 f"OPT (CP), mean {name}",
-                source="T7.2",
             )
             for name in ("1e-2", "2e-2", "5e-2")
         ),
         *(
-            Claim(
-                f"Refinement by {name} before training lowers the error.",
-                f"OPT (GS), {name}",
-                "OPT (GS), Original",
-                source="O-T2",
-            )
+            Claim(f"Refinement by {name} before training lowers the error.", f"OPT (GS), {name}", source="O-T2")
             for name in ("MHE", "HS-MHE", "CoMHE")
         ),
     ),
