@@ -207,13 +207,6 @@ def test_attacked_networks_have_no_normalisation_and_learned_radii():
 # Rows at scales ------------------------------------------------------------------------------------------------------
 
 
-def test_with_rows_at_limits_scales_and_rejects_unknown_names():
-    rows = cifar.with_rows_at((Row("a"), Row("b")), cpu=["a"], smoke=["b"])
-    assert [row.scales for row in rows] == [("paper", "cpu"), ("paper", "smoke")]
-    with pytest.raises(ValueError, match="cpu and smoke must be names of rows, not 'c'"):
-        cifar.with_rows_at(rows, cpu=["c"], smoke=[])
-
-
 def test_with_settings_at_merges_settings_of_a_scale():
     row = Row("a", at={"cpu": {"model": {"name": "mlp", "norm": "none"}}})
     changed = cifar.with_settings_at(row, cpu={"model": {"widths": [4]}}, paper={"epochs": 3})

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hypersphere._validation import require
 from hypersphere.recipes.protocols import SMOKE, stepwise
 from hypersphere.recipes.recipe import Metric, Row
 from hypersphere.training.config import merge
-
-__all__ = [
-    "ACCURACY",
-    "ANGULARS",
-    "CPU",
-    "DECOUPLED",
-    "MAGNITUDES",
-    "MIRROR",
-    "ORTHOGONAL",
-    "ORTHONORMAL",
-    "RELEASED",
-    "SHIFT_AND_MIRROR",
-    "SMALL_CNN",
-    "SMALL_SIZE",
-    "SMOKE_CNN",
-    "SPHERENET",
-    "decoupled",
-    "sphere",
-    "with_rows_at",
-    "with_settings_at",
-]
 
 ACCURACY = Metric("accuracy", "test accuracy %", ".2f", True)
 
@@ -111,19 +89,6 @@ def decoupled(magnitude: str, angular: str = "cosine", *, project: bool = True) 
     radius = {"learn_radius": "layer"} if name in _WITH_RADIUS else {}
     projection = {"project_every": 100} if project else {}
     return {"operator": {"name": name, "angular": angular, **radius, **projection}, **ORTHOGONAL}
-
-
-def with_rows_at(rows: Iterable[Row], *, cpu: Collection[str], smoke: Collection[str]) -> tuple[Row, ...]:
-    """Return rows that all run at the scale "paper", but only the named ones at the scales "cpu" and "smoke"."""
-    chosen = tuple(rows)
-    names = {row.name for row in chosen}
-    for name in (*cpu, *smoke):
-        require(name in names, "cpu and smoke", "names of rows", name)
-
-    def scales(row: Row) -> tuple[str, ...]:
-        return ("paper", *["cpu"] * (row.name in cpu), *["smoke"] * (row.name in smoke))
-
-    return tuple(replace(row, scales=scales(row)) for row in chosen)
 
 
 def with_settings_at(row: Row, **patches: Mapping[str, Any]) -> Row:

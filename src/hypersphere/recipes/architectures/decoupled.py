@@ -15,7 +15,6 @@ from hypersphere.recipes.architectures.cifar import (
     SMALL_SIZE,
     SMOKE_CNN,
     decoupled,
-    with_rows_at,
     with_settings_at,
 )
 from hypersphere.recipes.protocols import ERROR, SECONDS
@@ -40,18 +39,18 @@ NO_BATCH_NORM = Recipe(
     reference="table 4.2 of the thesis, CNN-9 on CIFAR-100",
     base={},
     scales={scale: merge(settings, {"model": {"norm": "none"}}) for scale, settings in _SCALES.items()},
-    rows=with_rows_at(
-        (
-            Row("CNN Baseline", {}, {"error": ("T4.2", "CNN Baseline", "Cosine")}),
-            *(
-                Row(f"{name}, {column}", decoupled(name, ANGULARS[column]), {"error": ("T4.2", name, column)})
-                for name in ("LinearConv", "TanhConv", "SegConv")
-                for column in _COLUMNS
-            ),
+    rows=(
+        Row("CNN Baseline", {}, {"error": ("T4.2", "CNN Baseline", "Cosine")}),
+        *(
+            Row(f"{name}, {column}", decoupled(name, ANGULARS[column]), {"error": ("T4.2", name, column)})
+            for name in ("LinearConv", "TanhConv", "SegConv")
+            for column in _COLUMNS
         ),
-        cpu=["CNN Baseline", "LinearConv, Cosine", "TanhConv, Linear", "TanhConv, Cosine", "SegConv, Cosine"],
-        smoke=["CNN Baseline", "TanhConv, Linear"],
     ),
+    default_rows={
+        "cpu": ["CNN Baseline", "LinearConv, Cosine", "TanhConv, Linear", "TanhConv, Cosine", "SegConv, Cosine"],
+        "smoke": ["CNN Baseline", "TanhConv, Linear"],
+    },
     seeds=(0, 1, 2),
     metrics=(ERROR, SECONDS),
     covers=("T4.2",),
@@ -97,12 +96,12 @@ OPERATORS = Recipe(
     reference="table 4.3 of the thesis, CNN-9 on CIFAR-100",
     base={},
     scales=_SCALES,
-    rows=with_rows_at(
-        _operator_rows(),
-        cpu=["Baseline, Cosine w/o ReLU", "Baseline, Cosine w/ ReLU"]
+    rows=tuple(_operator_rows()),
+    default_rows={
+        "cpu": ["Baseline, Cosine w/o ReLU", "Baseline, Cosine w/ ReLU"]
         + [f"{name}, {column}" for name in _COMPARED for column in list(_RELU_COLUMNS)[:3]],
-        smoke=["Baseline, Cosine w/o ReLU", "SegConv, Square Cosine w/o ReLU", "MixConv, Cosine w/ ReLU"],
-    ),
+        "smoke": ["Baseline, Cosine w/o ReLU", "SegConv, Square Cosine w/o ReLU", "MixConv, Cosine w/ ReLU"],
+    },
     seeds=(0, 1, 2, 3, 4),
     metrics=(ERROR, SECONDS),
     covers=("T4.3",),

@@ -30,17 +30,7 @@ _OPERATORS: dict[str, dict[str, Any]] = {
 _ATTACK = {"adversarial": {"name": "fgsm", "epsilon": 0.1}}
 
 
-def _rows() -> list[Row]:
-    rows = []
-    for trained, patch in (("", {}), (", adversarially trained", _ATTACK)):
-        for name, operator in _OPERATORS.items():
-            smoke = ("smoke",) if f"{name}{trained}" in ("CNN", "TanhConv, adversarially trained") else ()
-            cpu = () if name == "BallConv" else ("cpu",)  # it differs from TanhConv by the smoothness of one corner
-            baseline = None if name == "CNN" else f"CNN{trained}"
-            row = Row(f"{name}{trained}", {**operator, **patch}, baseline=baseline, scales=("paper", *cpu, *smoke))
-            rows.append(row)
-    return rows
-
+_TRAINED: dict[str, dict[str, Any]] = {"": {}, ", adversarially trained": _ATTACK}
 
 RECIPE = Recipe(
     name="decoupled-features",
@@ -68,7 +58,16 @@ RECIPE = Recipe(
         },
         "smoke": {**SMOKE, "model": {"widths": [4, 4, 4], "feature_dim": 8}},
     },
-    rows=tuple(_rows()),
+    rows=tuple(
+        Row(f"{name}{trained}", {**operator, **patch}, baseline=None if name == "CNN" else f"CNN{trained}")
+        for trained, patch in _TRAINED.items()
+        for name, operator in _OPERATORS.items()
+    ),
+    default_rows={
+        # BallConv differs from TanhConv by the smoothness of one corner.
+        "cpu": [f"{name}{trained}" for name in ("CNN", "SphereConv", "TanhConv") for trained in _TRAINED],
+        "smoke": ["CNN", "TanhConv, adversarially trained"],
+    },
     seeds=(0, 1, 2),
     metrics=(Metric("accuracy", "accuracy %", ".2f", True), Metric("fisher", "Fisher score", ".4f", False), SECONDS),
     covers=("F-C.2", "F-C.3"),

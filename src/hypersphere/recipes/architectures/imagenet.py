@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hypersphere import sphere as geometry
-from hypersphere.recipes.architectures.cifar import CPU, decoupled, sphere, with_rows_at, with_settings_at
+from hypersphere.recipes.architectures.cifar import CPU, decoupled, sphere, with_settings_at
 from hypersphere.recipes.protocols import ERROR, SECONDS, SMOKE, stepwise
 from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row, Tuning, table_rows
 from hypersphere.training import Experiment, Run
@@ -104,15 +104,15 @@ DECOUPLED = Recipe(
     reference="table 4.6 of the thesis",
     base={},
     scales={"paper": {**PROTOCOL, **stepwise(700_000, [200_000, 375_000, 550_000])}, "cpu": CPU, "smoke": SMOKE},
-    rows=with_rows_at(
-        _rows(),
-        cpu=[
+    rows=tuple(_rows()),
+    default_rows={
+        "cpu": [
             "Baseline, Modified ResNet-18 w/ BN",
             "TanhConv, Modified ResNet-18 w/ BN",
             *(f"{line}, Modified ResNet-18 w/o BN" for line in _LINES),
         ],
-        smoke=["TanhConv, Modified ResNet-18 w/o BN", "SphereConv, Standard ResNet-18 w/ BN"],
-    ),
+        "smoke": ["TanhConv, Modified ResNet-18 w/o BN", "SphereConv, Standard ResNet-18 w/ BN"],
+    },
     seeds=(0, 1, 2),
     metrics=(_TOP5, ERROR, SECONDS),
     covers=("T4.6",),
@@ -187,10 +187,8 @@ FILTERS = Recipe(
         },
         "smoke": {**SMOKE, "model": {"name": "resnet18", "widths": [4, 4, 4, 4]}},
     },
-    rows=tuple(
-        Row(name, patch, scales=("paper", "cpu", "smoke") if name in ("CNN", "TanhConv") else ("paper", "cpu"))
-        for name, patch in _FILTER_ROWS.items()
-    ),
+    rows=tuple(Row(name, patch) for name, patch in _FILTER_ROWS.items()),
+    default_rows={"smoke": ["CNN", "TanhConv"]},
     seeds=(0, 1, 2),
     metrics=(
         ERROR,

@@ -18,7 +18,6 @@ from hypersphere.recipes.architectures.cifar import (
     SPHERENET,
     decoupled,
     sphere,
-    with_rows_at,
     with_settings_at,
 )
 from hypersphere.recipes.protocols import ERROR, SECONDS, SMOKE, sgd
@@ -67,7 +66,6 @@ CONVERGENCE = Recipe(
                 f"{network} on {data}",
                 _plain_shortcuts(patch),
                 baseline=f"ResNet baseline on {data}" if patch else None,
-                scales=("paper", "cpu", "smoke") if data == "CIFAR10+" else ("paper", "cpu"),
             ),
             paper=_DATA[data],
             cpu=_DATA_CPU[data],
@@ -75,6 +73,7 @@ CONVERGENCE = Recipe(
         for data in _DATA
         for network, patch in _NETWORKS.items()
     ),
+    default_rows={"smoke": [f"{network} on CIFAR10+" for network in _NETWORKS]},
     seeds=(0, 1, 2),
     metrics=(ERROR, SECONDS),
     covers=("F3.3a",),
@@ -114,14 +113,14 @@ SPHERE = Recipe(
     reference="table 3.4 of the thesis, on CIFAR-10+ and CIFAR-100",
     base={},
     scales=_scales({**SPHERENET, "augment": SHIFT_AND_MIRROR}, "wide_resnet32"),
-    rows=with_rows_at(
-        (
-            with_settings_at(row, paper={"data": "cifar100" if row.name.endswith("CIFAR-100") else "cifar10"})
-            for row in _SPHERE_ROWS
-        ),
-        cpu=[f"{name}, CIFAR-10+" for name in _VERSIONS if "C-CW" not in name],
-        smoke=["Baseline ResNet-32 (softmax), CIFAR-10+", "SphereResNet-32 (S-G), CIFAR-10+"],
+    rows=tuple(
+        with_settings_at(row, paper={"data": "cifar100" if row.name.endswith("CIFAR-100") else "cifar10"})
+        for row in _SPHERE_ROWS
     ),
+    default_rows={
+        "cpu": [f"{name}, CIFAR-10+" for name in _VERSIONS if "C-CW" not in name],
+        "smoke": ["Baseline ResNet-32 (softmax), CIFAR-10+", "SphereResNet-32 (S-G), CIFAR-10+"],
+    },
     seeds=(0, 1, 2),
     metrics=(ACCURACY, SECONDS),
     covers=("T3.4",),
@@ -182,15 +181,15 @@ OPERATORS = Recipe(
     reference="tables 4.4 and C.2 and figure 4.4 of the thesis, on CIFAR-100",
     base={},
     scales=_scales(DECOUPLED, "wide_resnet32"),
-    rows=with_rows_at(
-        (*_operator_rows("T4.4", "Adam"), *_operator_rows("T-C.2", "SGD")),
-        cpu=[
+    rows=(*_operator_rows("T4.4", "Adam"), *_operator_rows("T-C.2", "SGD")),
+    default_rows={
+        "cpu": [
             f"{name}, {optimizer}"
             for optimizer in ("Adam", "SGD")
             for name in ("ResNet Baseline", "TanhConv, Cosine", "SegConv, Cosine")
         ],
-        smoke=["ResNet Baseline, SGD", "LinearConv, Square Cosine, Adam"],
-    ),
+        "smoke": ["ResNet Baseline, SGD", "LinearConv, Square Cosine, Adam"],
+    },
     seeds=(0, 1, 2),
     metrics=(ERROR, SECONDS),
     covers=("T4.4", "F4.4", "T-C.2"),
@@ -247,11 +246,11 @@ DEEP = Recipe(
     reference="table 4.5 of the thesis, on CIFAR-10 and CIFAR-100",
     base={},
     scales=_scales(DECOUPLED, "wide_resnet32"),
-    rows=with_rows_at(
-        _deep_rows(),
-        cpu=["ResNet-32 (softmax), CIFAR-10", *(f"{name}, CIFAR-10" for name in _DEEP_LINES)],
-        smoke=["DCNet-32 (LinearConv + Square Cos.), CIFAR-10"],
-    ),
+    rows=tuple(_deep_rows()),
+    default_rows={
+        "cpu": ["ResNet-32 (softmax), CIFAR-10", *(f"{name}, CIFAR-10" for name in _DEEP_LINES)],
+        "smoke": ["DCNet-32 (LinearConv + Square Cos.), CIFAR-10"],
+    },
     seeds=(0, 1, 2),
     metrics=(ERROR, SECONDS),
     covers=("T4.5",),

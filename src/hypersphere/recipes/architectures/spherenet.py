@@ -22,7 +22,6 @@ from hypersphere.recipes.architectures.cifar import (
     SMOKE_CNN,
     SPHERENET,
     sphere,
-    with_rows_at,
     with_settings_at,
 )
 from hypersphere.recipes.execution import outcome_of_lines
@@ -70,11 +69,11 @@ LOSSES = Recipe(
     reference="table 3.1 of the thesis, CNN-9 on CIFAR-10",
     base={},
     scales=_scales(),
-    rows=with_rows_at(
-        map(_as_released, table_rows("T3.1", _LINES, _HEADS, metric="accuracy", baseline="Original Conv")),
-        cpu=[f"{line}, {head}" for line in ("Original Conv", "Sigmoid (0.3)") for head in _COMPARED_HEADS],
-        smoke=["Original Conv, Original Softmax", "Sigmoid (0.3), GA-Softmax (m=4)"],
-    ),
+    rows=tuple(map(_as_released, table_rows("T3.1", _LINES, _HEADS, metric="accuracy", baseline="Original Conv"))),
+    default_rows={
+        "cpu": [f"{line}, {head}" for line in ("Original Conv", "Sigmoid (0.3)") for head in _COMPARED_HEADS],
+        "smoke": ["Original Conv, Original Softmax", "Sigmoid (0.3), GA-Softmax (m=4)"],
+    },
     seeds=(0, 1, 2),
     metrics=(ACCURACY, SECONDS),
     covers=("T3.1",),
@@ -123,11 +122,11 @@ DEPTH = Recipe(
     reference="table 3.2 and figure 3.3d of the thesis, on CIFAR-10",
     base={},
     scales=_scales(cpu={"optimizer": {"lr": 1e-3}}),
-    rows=with_rows_at(
-        _depth_rows(),
-        cpu=[f"{line}, CNN-{depth}" for depth in (3, 9, 18, 69) for line in ("Original Conv", "Cosine")],
-        smoke=["Cosine, CNN-18", "Original Conv, CNN-3", "Linear, ResNet-32"],
-    ),
+    rows=tuple(_depth_rows()),
+    default_rows={
+        "cpu": [f"{line}, CNN-{depth}" for depth in (3, 9, 18, 69) for line in ("Original Conv", "Cosine")],
+        "smoke": ["Cosine, CNN-18", "Original Conv, CNN-3", "Linear, ResNet-32"],
+    },
     seeds=(0, 1, 2),
     metrics=(ACCURACY, SECONDS),
     covers=("T3.2", "F3.3d"),
@@ -158,14 +157,16 @@ NO_RELU = Recipe(
         },
         "smoke": merge(SMOKE_CNN, {"model": {"activation": "none"}}),
     },
-    rows=with_rows_at(
+    rows=tuple(
         (
             _as_released(Row(name, patch, printed={"accuracy": ("T3.3", name)}))
             for name, patch in {**_SPHERENETS, "CNN w/o ReLU": {}}.items()
-        ),
-        cpu=["Sigmoid (0.1)", "Linear", "Cosine", "CNN w/o ReLU"],
-        smoke=["Sigmoid (0.1)", "CNN w/o ReLU"],
+        )
     ),
+    default_rows={
+        "cpu": ["Sigmoid (0.1)", "Linear", "Cosine", "CNN w/o ReLU"],
+        "smoke": ["Sigmoid (0.1)", "CNN w/o ReLU"],
+    },
     seeds=(0, 1, 2),
     metrics=(ACCURACY, SECONDS),
     covers=("T3.3",),
@@ -197,20 +198,18 @@ CONVERGENCE = Recipe(
     reference="figure 3.3b of the thesis, curves of CNN-9 on CIFAR-10",
     base={"measure": {"early": 1}},
     scales={scale: merge(settings, {"validation": {"every": 2}}) for scale, settings in _scales().items()},
-    rows=with_rows_at(
-        (
-            _as_released(Row("CNN Baseline")),
-            _as_released(Row("SphereNet (cosine) w/o orth.", sphere())),
-            _as_released(Row("SphereNet (cosine) w/ orth.", {**sphere(), **ORTHONORMAL})),
-            _as_released(Row("SphereNet (linear) w/ orth.", {**sphere("linear"), **ORTHONORMAL})),
-            _as_released(Row("SphereNet (Sigmoid 0.3) w/ orth.", {**sphere(ANGULARS["Sigmoid (0.3)"]), **ORTHONORMAL})),
-            Row("CNN without BatchNorm", _BARE),
-            Row("SphereNet (cosine) without BatchNorm", {**_BARE, **sphere()}, baseline="CNN without BatchNorm"),
-            Row(
-                "SphereNet (linear) without BatchNorm", {**_BARE, **sphere("linear")}, baseline="CNN without BatchNorm"
-            ),
-        ),
-        cpu=[
+    rows=(
+        _as_released(Row("CNN Baseline")),
+        _as_released(Row("SphereNet (cosine) w/o orth.", sphere())),
+        _as_released(Row("SphereNet (cosine) w/ orth.", {**sphere(), **ORTHONORMAL})),
+        _as_released(Row("SphereNet (linear) w/ orth.", {**sphere("linear"), **ORTHONORMAL})),
+        _as_released(Row("SphereNet (Sigmoid 0.3) w/ orth.", {**sphere(ANGULARS["Sigmoid (0.3)"]), **ORTHONORMAL})),
+        Row("CNN without BatchNorm", _BARE),
+        Row("SphereNet (cosine) without BatchNorm", {**_BARE, **sphere()}, baseline="CNN without BatchNorm"),
+        Row("SphereNet (linear) without BatchNorm", {**_BARE, **sphere("linear")}, baseline="CNN without BatchNorm"),
+    ),
+    default_rows={
+        "cpu": [
             "CNN Baseline",
             "SphereNet (cosine) w/o orth.",
             "SphereNet (cosine) w/ orth.",
@@ -218,8 +217,8 @@ CONVERGENCE = Recipe(
             "CNN without BatchNorm",
             "SphereNet (cosine) without BatchNorm",
         ],
-        smoke=["CNN Baseline", "SphereNet (linear) w/ orth.", "SphereNet (cosine) without BatchNorm"],
-    ),
+        "smoke": ["CNN Baseline", "SphereNet (linear) w/ orth.", "SphereNet (cosine) without BatchNorm"],
+    },
     seeds=(0, 1, 2, 3, 4),
     metrics=(Metric("early", "error % after 2 epochs", ".2f", False), ERROR, SECONDS),
     covers=("F3.3b",),
@@ -271,11 +270,11 @@ WIDTH = Recipe(
     reference="figure 3.3c of the thesis, curves of CNN-9 on CIFAR-10",
     base={},
     scales=_scales(cpu={"validation": {"every": 2}}),
-    rows=with_rows_at(
-        _width_rows(),
-        cpu=[f"{network} {name}" for network in ("CNN", "SphereNet") for name in list(_WIDTHS)[:3]],
-        smoke=["CNN 64/96/128", "SphereNet 16/32/48"],
-    ),
+    rows=tuple(_width_rows()),
+    default_rows={
+        "cpu": [f"{network} {name}" for network in ("CNN", "SphereNet") for name in list(_WIDTHS)[:3]],
+        "smoke": ["CNN 64/96/128", "SphereNet 16/32/48"],
+    },
     seeds=(0, 1, 2),
     metrics=(ERROR, SECONDS),
     covers=("F3.3c",),
@@ -337,37 +336,37 @@ LEARNED = Recipe(
     reference="figure 3.4 and section C.2 of the thesis",
     base={},
     scales=_scales(),
-    rows=with_rows_at(
-        (
-            _as_released(Row("k = 0.1", _sigmoid(0.1))),
-            _as_released(Row("k = 0.3", _sigmoid(0.3), {"accuracy": ("F3.4", _TEXT)})),
-            _as_released(Row("k = 0.5", _sigmoid(0.5))),
-            _as_released(Row("k = 0.7", _sigmoid(0.7))),
-            _as_released(
-                Row(
-                    "a learned k per filter",
-                    _LEARNED_K,
-                    {
-                        "accuracy": ("F3.4", "learnable SphereConv (cosine W-Softmax)"),
-                        "k_conv3.1_mean": ("F3.4", "centre of k in conv3.1"),
-                    },
-                )
-            ),
-            Row("TanhConv, ρ = 1", {"operator": {"name": "tanh"}}),
+    rows=(
+        _as_released(Row("k = 0.1", _sigmoid(0.1))),
+        _as_released(Row("k = 0.3", _sigmoid(0.3), {"accuracy": ("F3.4", _TEXT)})),
+        _as_released(Row("k = 0.5", _sigmoid(0.5))),
+        _as_released(Row("k = 0.7", _sigmoid(0.7))),
+        _as_released(
             Row(
-                "TanhConv, a learned ρ per filter",
-                {"operator": {"name": "tanh", "learn_radius": "filter"}},
-                baseline="TanhConv, ρ = 1",
-            ),
+                "a learned k per filter",
+                _LEARNED_K,
+                {
+                    "accuracy": ("F3.4", "learnable SphereConv (cosine W-Softmax)"),
+                    "k_conv3.1_mean": ("F3.4", "centre of k in conv3.1"),
+                },
+            )
         ),
-        cpu=[
+        Row("TanhConv, ρ = 1", {"operator": {"name": "tanh"}}),
+        Row(
+            "TanhConv, a learned ρ per filter",
+            {"operator": {"name": "tanh", "learn_radius": "filter"}},
+            baseline="TanhConv, ρ = 1",
+        ),
+    ),
+    default_rows={
+        "cpu": [
             *(f"k = {k}" for k in (0.1, 0.3, 0.5, 0.7)),
             "a learned k per filter",
             "TanhConv, ρ = 1",
             "TanhConv, a learned ρ per filter",
         ],
-        smoke=["a learned k per filter", "TanhConv, a learned ρ per filter"],
-    ),
+        "smoke": ["a learned k per filter", "TanhConv, a learned ρ per filter"],
+    },
     seeds=(0, 1, 2),
     metrics=(
         ACCURACY,
@@ -431,11 +430,11 @@ SMALL_BATCHES = Recipe(
         },
         "smoke": SMOKE_CNN,
     },
-    rows=with_rows_at(
-        _small_batch_rows(),
-        cpu=[f"{name}, batch 4" for name in _NORMS if name != "Rescaled SphereNorm"],
-        smoke=["Rescaled SphereNorm, batch 8", "SphereNorm+BatchNorm, batch 8"],
-    ),
+    rows=tuple(_small_batch_rows()),
+    default_rows={
+        "cpu": [f"{name}, batch 4" for name in _NORMS if name != "Rescaled SphereNorm"],
+        "smoke": ["Rescaled SphereNorm, batch 8", "SphereNorm+BatchNorm, batch 8"],
+    },
     seeds=(0, 1, 2, 3, 4),
     metrics=(ERROR, SECONDS),
     covers=("F3.5",),

@@ -8,9 +8,9 @@ import torch
 
 from hypersphere._layer_selection import layers_of
 from hypersphere.energy import hyperspherical_energy
-from hypersphere.recipes.energy.settings import FIFTH, HALF, LARGE, PAPER, RANDOM, SCALES, SMALL, UNROLLED, Method
+from hypersphere.recipes.energy.settings import FIFTH, HALF, RANDOM, SMALL, UNROLLED, with_options
 from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS, SMOKE
-from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row, Tuning
+from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row, Tuning, cells
 from hypersphere.training import Experiment, Run
 from hypersphere.training.config import merge
 
@@ -33,44 +33,23 @@ def measure_energy(experiment: Experiment, run: Run) -> Outcome:
     return Outcome({"summed_energy": summed_energy(experiment.network)})
 
 
-def _with_power_one(method: Method) -> dict[str, Any]:
-    (regularizer,) = method.patch["regularizers"]
-    return {"regularizers": [{**regularizer, "power": 1}]}
-
-
 _METHODS: dict[str, dict[str, Any]] = {
     "baseline": {},
     "rotation": {"rotation": {"name": "gram_schmidt"}, "optimizer": {"weight_decay": 0.0}},
-    "HS-MHE": _with_power_one(HALF),
-    "RP-CoMHE": _with_power_one(RANDOM),
-    "AP-CoMHE": _with_power_one(UNROLLED),
+    "HS-MHE": dict(with_options(HALF, power=1).patch),
+    "RP-CoMHE": dict(with_options(RANDOM, power=1).patch),
+    "AP-CoMHE": dict(with_options(UNROLLED, power=1).patch),
 }
-# By figure: the network, the data at the scale cpu, and whether it runs there.
-_FIGURES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
-    "CNN-9": ({"model": {"name": "small_cnn9"}}, {"cpu": FIFTH}, False),
-    "CNN-3": ({"model": {"name": "small_cnn3"}}, {"cpu": FIFTH}, False),
-    "CNN-9 without BatchNorm": ({"model": {"name": "small_cnn9", "norm": "none"}}, {"cpu": FIFTH}, False),
-    "CNN-9, CIFAR-10": ({"model": {"name": "small_cnn9"}}, {"paper": {"data": "cifar10"}}, True),
-    "CNN-3, CIFAR-10": ({"model": {"name": "small_cnn3"}}, {"paper": {"data": "cifar10"}}, True),
+# By figure: the network, and its data at one of the scales. CNN-3 on CIFAR-10 is an addition, for a comparison at cpu.
+_CIFAR10: dict[str, Any] = {"paper": {"data": "cifar10"}}
+_FIGURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "CNN-9": ({"name": "small_cnn9"}, {"cpu": FIFTH}),
+    "CNN-3": ({"name": "small_cnn3"}, {"cpu": FIFTH}),
+    "CNN-9 without BatchNorm": ({"name": "small_cnn9", "norm": "none"}, {"cpu": FIFTH}),
+    "CNN-9, CIFAR-10": ({"name": "small_cnn9"}, _CIFAR10),
+    "CNN-3, CIFAR-10": ({"name": "small_cnn3"}, _CIFAR10),
 }
 _SIZES = {"cpu": {"model": {"widths": [8, 16, 16], "feature_dim": 32}}, "smoke": {"model": {"widths": [4, 4, 4]}}}
-_RATES = {"optimizer.lr": (0.1, 0.03)}
-
-
-def _rows() -> tuple[Row, ...]:
-    rows = []
-    for title, (network, data, is_small) in _FIGURES.items():
-        at = merge(_SIZES, data)
-        for name, method in _METHODS.items():
-            scales: tuple[str, ...] = LARGE if is_small else PAPER
-            if title == "CNN-9, CIFAR-10" and name in ("baseline", "rotation"):
-                scales = SCALES
-            if title == "CNN-3, CIFAR-10":  # an addition to the source, for the comparison at the scale cpu
-                scales = ("cpu",)
-            baseline = None if name == "baseline" else f"baseline, {title}"
-            rows.append(Row(f"{name}, {title}", merge(network, method), at=at, baseline=baseline, scales=scales))
-    return tuple(rows)
-
 
 DYNAMICS = Recipe(
     name="energy-dynamics",
@@ -82,14 +61,28 @@ DYNAMICS = Recipe(
         "cpu": {**SMALL, "model": {"name": "small_cnn9"}},
         "smoke": {**SMOKE, "model": {"name": "small_cnn9", "feature_dim": 8}},
     },
-    rows=_rows(),
+    rows=tuple(
+        Row(
+            f"{name}, {title}",
+            merge({"model": network}, method),
+            at=merge(_SIZES, data),
+            baseline=None if name == "baseline" else f"baseline, {title}",
+        )
+        for title, (network, data) in _FIGURES.items()
+        for name, method in _METHODS.items()
+    ),
+    default_rows={
+        "paper": cells(_METHODS, [title for title in _FIGURES if title != "CNN-3, CIFAR-10"]),
+        "cpu": cells(_METHODS, ["CNN-9, CIFAR-10", "CNN-3, CIFAR-10"]),
+        "smoke": cells(["baseline", "rotation"], ["CNN-9, CIFAR-10"]),
+    },
     seeds=(0, 1, 2),
     metrics=(ERROR, ENERGY, Metric("summed_energy", "energy of E.2", ".4f", False), SECONDS),
     covers=("F6.1", "F-E.1", "F-E.2", "F-E.3", "F-E.4", "F-E.5"),
     cost={"paper": 8000, "cpu": 0.7, "smoke": 0.01},
     figures=("error", "energy"),
     measure=measure_energy,
-    tuning=Tuning(_RATES, held_out=0.2),
+    tuning=Tuning({"optimizer.lr": (0.1, 0.03)}, held_out=0.2),
     claims=(
         Claim("Training by rotation is better than plain training.", "rotation, CNN-9, CIFAR-10", source="F-E.5"),
         Claim(

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypersphere.recipes.protocols import GRAPH_BASE, GRAPH_METRICS, GRAPH_SCALES
-from hypersphere.recipes.recipe import Claim, Recipe, Row, Tuning
+from hypersphere.recipes.recipe import Claim, Method, Recipe, Tuning, table_rows
 
 __all__ = ["ENERGIES"]
 
 _DECAYS = {"optimizer.weight_decay": (5e-4, 1e-3)}
 _WEIGHTS = {**_DECAYS, "regularizers.0.hidden": (1.0, 10.0)}
-_METHODS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "GCN": ({}, {**_DECAYS, "optimizer.lr": (0.01, 0.02)}, "GCN Baseline"),
-    "HS-MHE": ({"regularizers": [{"name": "mhe", "hidden": 1.0, "output": 0.0}]}, _WEIGHTS, "HS-MHE [31]"),
-    "RP-CoMHE": ({"regularizers": [{"name": "comhe", "hidden": 1.0, "output": 0.0}]}, _WEIGHTS, "RP-CoMHE"),
-    "AP-CoMHE": (
-        {"regularizers": [{"name": "comhe", "projection": {"name": "angle_preserving"}, "hidden": 1.0, "output": 0.0}]},
-        _WEIGHTS,
-        "AP-CoMHE",
-    ),
+_COMHE = {"name": "comhe", "hidden": 1.0, "output": 0.0}
+_METHODS = {
+    "GCN": Method(grid={**_DECAYS, "optimizer.lr": (0.01, 0.02)}),
+    "HS-MHE": Method({"regularizers": [{**_COMHE, "name": "mhe"}]}, _WEIGHTS),
+    "RP-CoMHE": Method({"regularizers": [_COMHE]}, _WEIGHTS),
+    "AP-CoMHE": Method({"regularizers": [{**_COMHE, "projection": {"name": "angle_preserving"}}]}, _WEIGHTS),
 }
+_GRAPHS = ("Citeseer", "Cora", "Pubmed")
 _SMOKE = {"smoke": {"data": {"name": "generated", "kind": "graph", "size": 40}}}
-
-
-def _rows(graph: str) -> list[Row]:
-    return [
-        Row(
-            f"{name}, {graph}",
-            {"data": graph.lower(), **patch},
-            {"accuracy": ("T-E.6", line, graph)},
-            _SMOKE,
-            grid=grid,
-            baseline=None if name == "GCN" else f"GCN, {graph}",
-        )
-        for name, (patch, grid, line) in _METHODS.items()
-    ]
-
 
 ENERGIES = Recipe(
     name="energy-gcn",
@@ -44,7 +25,15 @@ ENERGIES = Recipe(
     reference="table E.6 of the thesis",
     base=GRAPH_BASE,
     scales=GRAPH_SCALES,
-    rows=(*_rows("Citeseer"), *_rows("Cora"), *_rows("Pubmed")),
+    rows=table_rows(
+        "T-E.6",
+        _METHODS,
+        {graph: {"data": graph.lower()} for graph in _GRAPHS},
+        metric="accuracy",
+        baseline="GCN",
+        at=dict.fromkeys(_GRAPHS, _SMOKE),
+        in_source={"GCN": "GCN Baseline", "HS-MHE": "HS-MHE [31]"},
+    ),
     seeds=tuple(range(20)),
     metrics=GRAPH_METRICS,
     covers=("T-E.6",),
@@ -52,7 +41,7 @@ ENERGIES = Recipe(
     tuning=Tuning({}, metric="accuracy", seeds=(100, 101, 102)),
     claims=tuple(
         Claim(f"{name} improves a graph network on {graph}.", f"{name}, {graph}")
-        for graph in ("Citeseer", "Cora", "Pubmed")
+        for graph in _GRAPHS
         for name in ("HS-MHE", "RP-CoMHE", "AP-CoMHE")
     ),
     note="The public split; two layers, 16 hidden units, dropout 0.5; Adam at 0.01 for 200 epochs without early "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from hypersphere import sphere
 from hypersphere.recipes.energy import settings
-from hypersphere.recipes.energy.settings import BASELINE, FIFTH, LARGE, PAPER, TUNED, Method, cifar_scales, method_row
+from hypersphere.recipes.energy.settings import BASELINE, FIFTH, TUNED, TUNING, cifar_scales
 from hypersphere.recipes.protocols import CIFAR, ERROR, SMOKE, sgd, stepwise
-from hypersphere.recipes.recipe import Claim, Metric, Outcome, Place, Recipe, Row, Tuning
+from hypersphere.recipes.recipe import Claim, Metric, Outcome, Place, Recipe, Row, cells, table_rows
 from hypersphere.training import Experiment, Run, predict
 from hypersphere.training.config import merge
 
@@ -94,15 +95,11 @@ TOY = Recipe(
     rows=(
         Row("CNN without MHE", printed={"accuracy": ("F5.4", "CNN without MHE")}),
         Row("CNN with MHE", _OUTPUT, {"accuracy": ("F5.4", "CNN with MHE")}),
-        Row("CNN with MHE in all layers", settings.HALF.patch, scales=LARGE),
-        Row("unit class vectors, without MHE", _UNIT_HEAD, scales=LARGE),
-        Row(
-            "unit class vectors, with MHE",
-            {**_UNIT_HEAD, **_OUTPUT},
-            baseline="unit class vectors, without MHE",
-            scales=LARGE,
-        ),
+        Row("CNN with MHE in all layers", settings.HALF.patch),
+        Row("unit class vectors, without MHE", _UNIT_HEAD),
+        Row("unit class vectors, with MHE", {**_UNIT_HEAD, **_OUTPUT}, baseline="unit class vectors, without MHE"),
     ),
+    default_rows={"smoke": ["CNN without MHE", "CNN with MHE"]},
     seeds=(0, 1, 2, 3, 4),
     metrics=(
         Metric("accuracy", "test accuracy %", ".2f", True),
@@ -132,31 +129,37 @@ TOY = Recipe(
 
 # --- tables 5.7 and D.6
 
-_METHODS: dict[str, tuple[Method, tuple[str, ...]]] = {
-    "Baseline": (BASELINE, settings.SCALES),
-    "Orthonormal": (settings.ORTHONORMAL, LARGE),
-    "MHE": (settings.FULL, LARGE),
-    "Half-space MHE": (settings.HALF, LARGE),
-    "A-MHE": (settings.FULL_ANGULAR, PAPER),
-    "Half-space A-MHE": (settings.HALF_ANGULAR, PAPER),
+_METHODS = {
+    "Baseline": BASELINE,
+    "Orthonormal": settings.ORTHONORMAL,
+    "MHE": settings.FULL,
+    "Half-space MHE": settings.HALF,
+    "A-MHE": settings.FULL_ANGULAR,
+    "Half-space A-MHE": settings.HALF_ANGULAR,
 }
+_COLUMNS = ("Single", "Multiple")
+_ON_CPU = cells(["Baseline", "MHE", "Half-space MHE"], _COLUMNS)
+_ON_DIGITS = cells(["Baseline"], _COLUMNS)
 
 
-def _rows(source: str, columns: dict[str, dict[str, Any]]) -> tuple[Row, ...]:
-    """Return the rows of a table by column of imbalance; rows of "Single" also have the error of the rare class."""
-    rows = []
-    for column, data in columns.items():
-        for line, (method, scales) in _METHODS.items():
-            printed: dict[str, Place | float] = {"error": (source, line, column)}
-            if source == "T5.7" and column == "Single":
-                printed["rare_error"] = (source, line, "Err. (S)")
-            baseline = None if line == "Baseline" else f"Baseline, {column}"
-            if line == "Orthonormal" and (source, column) != ("T5.7", "Single"):
-                scales = PAPER
-            at = {scale: {"data": data} for scale in LARGE}
-            at["smoke"] = {"data": {"keep": {"0": 0.5}}}
-            rows.append(method_row(f"{line}, {column}", method, printed, at=at, baseline=baseline, scales=scales))
-    return tuple(rows)
+def _rows(source: str, rare: int) -> tuple[Row, ...]:
+    """Return the rows of a table: `rare` classes keep a tenth of their images, or the sizes of classes rise."""
+    data: dict[str, Any] = {
+        "Single": {"keep": {str(label): 0.1 for label in range(rare)}},
+        "Multiple": {"rising": True},
+    }
+    at: dict[str, Any] = {
+        column: {"paper": {"data": of}, "cpu": {"data": of}, "smoke": {"data": {"keep": {"0": 0.5}}}}
+        for column, of in data.items()
+    }
+    return table_rows(source, _METHODS, {column: {} for column in _COLUMNS}, baseline="Baseline", at=at)
+
+
+def _with_rare_error(row: Row) -> Row:
+    """Add the error of the rare class, which table 5.7 prints for the column "Single"."""
+    line, _, column = row.name.partition(", ")
+    extra: dict[str, Place | float] = {"rare_error": ("T5.7", line, "Err. (S)")} if column == "Single" else {}
+    return replace(row, printed={**row.printed, **extra})
 
 
 _RARE = "error % of rare classes"
@@ -168,13 +171,14 @@ TEN = Recipe(
     reference="table 5.7 of the thesis, CNN-9 on CIFAR-10",
     base={**CIFAR["base"], "measure": {"rare": 1}},
     scales=merge(cifar_scales("mhe_cnn9"), {"paper": {"data": "cifar10"}}),
-    rows=_rows("T5.7", {"Single": {"keep": {"0": 0.1}}, "Multiple": {"rising": True}}),
+    rows=tuple(map(_with_rare_error, _rows("T5.7", 1))),
+    default_rows={"cpu": ["Orthonormal, Single", *_ON_CPU], "smoke": _ON_DIGITS},
     seeds=(0, 1, 2, 3, 4),
     metrics=(ERROR, Metric("rare_error", _RARE, ".2f", False)),
     covers=("T5.7",),
     cost={"paper": 15_000, "cpu": 1.6, "smoke": 0.01},
     measure=measure_rare,
-    tuning=Tuning({}, held_out=0.2),
+    tuning=TUNING,
     claims=(
         Claim("With one rare class, MHE has a lower error.", "MHE, Single"),
         Claim("With one rare class, half-space MHE has a lower error.", "Half-space MHE, Single"),
@@ -195,13 +199,14 @@ HUNDRED = Recipe(
     reference="table D.6 of the thesis, CNN-9 on CIFAR-100",
     base={**CIFAR["base"], "measure": {"rare": 10}},
     scales=merge(cifar_scales("mhe_cnn9"), {"cpu": FIFTH}),
-    rows=_rows("T-D.6", {"Single": {"keep": {str(label): 0.1 for label in range(10)}}, "Multiple": {"rising": True}}),
+    rows=_rows("T-D.6", 10),
+    default_rows={"cpu": _ON_CPU, "smoke": _ON_DIGITS},
     seeds=(0, 1, 2),
     metrics=(ERROR, Metric("rare_error", _RARE, ".2f", False)),
     covers=("T-D.6",),
     cost={"paper": 15_000, "cpu": 1.1, "smoke": 0.01},
     measure=measure_rare,
-    tuning=Tuning({}, held_out=0.2),
+    tuning=TUNING,
     claims=(
         Claim("With ten rare classes, MHE has a lower error.", "MHE, Single"),
         Claim("With classes of rising size, MHE has a lower error.", "MHE, Multiple"),

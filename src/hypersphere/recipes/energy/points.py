@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypersphere.recipes.energy.settings import LARGE, PAPER, SCALES
 from hypersphere.recipes.protocols import ENERGY, SECONDS
-from hypersphere.recipes.recipe import Claim, Grid, Metric, Patch, Recipe, Row, Tuning
+from hypersphere.recipes.recipe import Claim, Method, Metric, Patch, Recipe, Row, Tuning, table_rows
 
 __all__ = ["POINTS"]
 
@@ -18,17 +17,17 @@ def _decays(batch_size: int, epochs: int) -> dict[str, Any]:
     return {"epochs": epochs, "batch_size": batch_size, "schedule": schedule}
 
 
-# By column: the network, the schedule of the source, a small network, and a tiny one.
+_SMALL: Patch = {"per_point": [16, 16, 16, 32, 128], "hidden": [64, 32]}
+_TINY: Patch = {"per_point": [4, 4, 4, 8, 8], "hidden": [8, 8]}
+# By column: the network with the schedule of the source, a small network, and a tiny one.
 _NETWORKS: dict[str, dict[str, Patch]] = {
-    "PN": {
-        "paper": {"model": "pointnet", **_decays(32, 250)},
-        "cpu": {"model": {"name": "pointnet", "per_point": [16, 16, 16, 32, 128], "hidden": [64, 32]}},
-        "smoke": {"model": {"name": "pointnet", "per_point": [4, 4, 4, 8, 8], "hidden": [8, 8]}},
-    },
-    "PN (T)": {
-        "paper": {"model": "pointnet_transforms", **_decays(32, 250)},
-        "cpu": {"model": {"name": "pointnet_transforms", "per_point": [16, 16, 16, 32, 128], "hidden": [64, 32]}},
-        "smoke": {"model": {"name": "pointnet_transforms", "per_point": [4, 4, 4, 8, 8], "hidden": [8, 8]}},
+    **{
+        column: {
+            "paper": {"model": name, **_decays(32, 250)},
+            "cpu": {"model": {"name": name, **_SMALL}},
+            "smoke": {"model": {"name": name, **_TINY}},
+        }
+        for column, name in (("PN", "pointnet"), ("PN (T)", "pointnet_transforms"))
     },
     "PN++": {
         "paper": {"model": "pointnet2", **_decays(16, 251)},
@@ -36,39 +35,25 @@ _NETWORKS: dict[str, dict[str, Patch]] = {
         "smoke": {"model": "pointnet2", "data": {"name": "generated", "kind": "points", "size": 512}},
     },
 }
-# By line: the energy, its grid, the name in the source.
-_METHODS: dict[str, tuple[dict[str, Any] | None, Grid, str]] = {
-    "Original": (None, {"optimizer.weight_decay": (0.0, 1e-4)}, "Original"),
-    "MHE": ({"name": "mhe", "half_space": False}, {}, "MHE [31]"),
-    "HS-MHE": ({"name": "mhe"}, {}, "HS-MHE [31]"),
-    "RP-CoMHE": ({"name": "comhe"}, {}, "RP-CoMHE"),
-    "AP-CoMHE": ({"name": "comhe", "projection": {"name": "angle_preserving"}}, {}, "AP-CoMHE"),
+_ENERGIES: dict[str, dict[str, Any]] = {
+    "MHE": {"name": "mhe", "half_space": False},
+    "HS-MHE": {"name": "mhe"},
+    "RP-CoMHE": {"name": "comhe"},
+    "AP-CoMHE": {"name": "comhe", "projection": {"name": "angle_preserving"}},
 }
 
 
-def _rows(column: str) -> list[Row]:
-    rows = []
-    for name, (method, grid, line) in _METHODS.items():
-        # T-Nets have a penalty of their matrices in every row.
-        terms: list[dict[str, Any]] = [{"name": "t_net"}] if column == "PN (T)" else []
-        if method is not None:
-            terms.append({**method, "power": 1, "hidden": 1.0})
-            grid = {f"regularizers.{len(terms) - 1}.hidden": (1.0, 10.0)}
-        scales: tuple[str, ...] = PAPER
-        if column == "PN" and name not in ("MHE", "AP-CoMHE"):
-            scales = LARGE if name == "HS-MHE" else SCALES
-        rows.append(
-            Row(
-                f"{name}, {column}",
-                {"regularizers": terms},
-                {"accuracy": ("T6.8", line, column)},
-                _NETWORKS[column],
-                grid=grid,
-                baseline=None if name == "Original" else f"Original, {column}",
-                scales=scales,
-            )
-        )
-    return rows
+def _rows(column: str) -> tuple[Row, ...]:
+    # T-Nets have a penalty of their matrices in every row.
+    terms: list[dict[str, Any]] = [{"name": "t_net"}] if column == "PN (T)" else []
+    lines = {"Original": Method({"regularizers": terms}, {"optimizer.weight_decay": (0.0, 1e-4)})}
+    for name, energy in _ENERGIES.items():
+        weights = {f"regularizers.{len(terms)}.hidden": (1.0, 10.0)}
+        lines[name] = Method({"regularizers": [*terms, {**energy, "power": 1, "hidden": 1.0}]}, weights)
+    cited = {"MHE": "MHE [31]", "HS-MHE": "HS-MHE [31]"}
+    return table_rows(
+        "T6.8", lines, {column: {}}, metric="accuracy", baseline="Original", at=_NETWORKS, in_source=cited
+    )
 
 
 POINTS = Recipe(
@@ -91,6 +76,7 @@ POINTS = Recipe(
         "smoke": {"data": {"name": "generated", "kind": "points", "size": 16}, "batch_size": 24, "epochs": 1},
     },
     rows=(*_rows("PN"), *_rows("PN (T)"), *_rows("PN++")),
+    default_rows={"cpu": ["Original, PN", "HS-MHE, PN", "RP-CoMHE, PN"], "smoke": ["Original, PN", "RP-CoMHE, PN"]},
     seeds=(0, 1, 2, 3, 4),
     metrics=(Metric("accuracy", "test accuracy %", ".2f", True), ENERGY, SECONDS),
     covers=("T6.8",),

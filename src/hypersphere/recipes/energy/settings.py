@@ -6,43 +6,12 @@ such weight, tries two learning rates instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from hypersphere.recipes.protocols import CIFAR, SMOKE
-from hypersphere.recipes.recipe import SCALES, Grid, Patch, Place, Row
-from hypersphere.training.config import merge
+from hypersphere.recipes.recipe import Grid, Method, Tuning
 
-__all__ = [
-    "ADVERSARIAL",
-    "ALTERNATING",
-    "BASELINE",
-    "FIFTH",
-    "FULL",
-    "FULL_ANGULAR",
-    "GROUP",
-    "HALF",
-    "HALF_ANGULAR",
-    "LARGE",
-    "ORTHOGONAL",
-    "ORTHONORMAL",
-    "PAPER",
-    "RANDOM",
-    "RANDOM_MAX",
-    "SCALES",
-    "SMALL",
-    "SRIP",
-    "TUNED",
-    "UNROLLED",
-    "Method",
-    "cifar_scales",
-    "method_row",
-    "projected",
-]
-
-PAPER = ("paper",)  # rows of a large table that run at full size only
-LARGE = ("paper", "cpu")
 SMALL: dict[str, Any] = {
     # A fifth of CIFAR-10 at half its resolution, mirrored but not shifted. A network with 16, 32 and 64 filters then
     # learns nearly all training images, its test error stops falling, and regularisers can make a difference.
@@ -57,22 +26,8 @@ TUNED = (
     "Each row tries two weight decays, with two weights of its regulariser or, without one, with two learning rates; "
     "the best of these four on a fifth of the training images is used."
 )
+TUNING = Tuning({}, held_out=0.2)  # every row has a grid
 FIFTH: dict[str, Any] = {"data": {"name": "cifar100_fifth", "pool": 2}}
-
-
-@dataclass(frozen=True)
-class Method:
-    """A method as settings.
-
-    Attributes:
-        patch: its settings, for a regulariser with the weight of the source.
-        grid: the settings that are tried in small networks.
-        paper: further settings at the scale of the source.
-    """
-
-    patch: Patch = field(default_factory=dict)
-    grid: Grid = field(default_factory=dict)
-    paper: Patch = field(default_factory=dict)
 
 
 DECAYS: Grid = {"optimizer.weight_decay": (5e-4, 2e-3)}
@@ -85,6 +40,12 @@ def _energy(name: str, weights: Sequence[float], **options: Any) -> Method:
 def _penalty(name: str, weight: float, weights: Sequence[float]) -> Method:
     grid = {**DECAYS, "regularizers.0.weight": weights}
     return Method({"regularizers": [{"name": name, "weight": weight}]}, grid)
+
+
+def with_options(method: Method, **options: Any) -> Method:
+    """Return a method whose only regulariser has other options."""
+    (regularizer,) = method.patch["regularizers"]
+    return Method({"regularizers": [{**regularizer, **options}]}, method.grid)
 
 
 def projected(name: str, **options: Any) -> Method:
@@ -107,25 +68,6 @@ UNROLLED = projected("angle_preserving")
 ALTERNATING = projected("angle_preserving", method="alternating")
 ADVERSARIAL = projected("adversarial")
 GROUP = projected("group")
-
-
-def method_row(
-    name: str,
-    method: Method,
-    printed: Mapping[str, Place | float] | None = None,
-    *,
-    patch: Patch | None = None,
-    at: Mapping[str, Patch] | None = None,
-    baseline: str | None = None,
-    grid: Grid | None = None,
-    scales: tuple[str, ...] = SCALES,
-) -> Row:
-    """Return the row of a method, with settings that other rows share: `patch` everywhere, `at` by scale."""
-    by_scale = {scale: merge(of_scale) for scale, of_scale in (at or {}).items()}
-    if method.paper:
-        by_scale["paper"] = merge(by_scale.get("paper", {}), method.paper)
-    settings, tried = merge(patch or {}, method.patch), method.grid if grid is None else grid
-    return Row(name, settings, printed or {}, by_scale, grid=tried, baseline=baseline, scales=scales)
 
 
 def cifar_scales(model: str, **options: Any) -> dict[str, dict[str, Any]]:

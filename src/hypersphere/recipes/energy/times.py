@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from hypersphere.recipes.energy.settings import (
-    ADVERSARIAL,
-    BASELINE,
-    GROUP,
-    HALF,
-    RANDOM,
-    SCALES,
-    UNROLLED,
-    Method,
-    cifar_scales,
-)
+from hypersphere.recipes.energy import settings
 from hypersphere.recipes.protocols import CIFAR
 from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row
 from hypersphere.recipes.sources import printed_number
@@ -46,13 +37,16 @@ def measure_time(experiment: Experiment, run: Run, *, rounds: int, steps: int, d
     return Outcome({"ratio": median(ratios), "per_hundred": 100 / steps * median(seconds["with"][1:])})
 
 
-def _row(line: str, method: Method, scales: tuple[str, ...] = SCALES) -> Row:
-    printed = printed_number("T-E.5", line)
-    plain = printed_number("T-E.5", "Baseline")
-    assert printed is not None
-    assert plain is not None
-    return Row(line, method.patch, {"ratio": printed / plain, "per_hundred": ("T-E.5", line)}, scales=scales)
-
+_METHODS = {
+    "Baseline": settings.BASELINE,
+    "HS-MHE": settings.HALF,
+    "RP-CoMHE": settings.RANDOM,
+    "AP-CoMHE": settings.UNROLLED,
+    "Adv-CoMHE": settings.ADVERSARIAL,
+    "Group CoMHE": settings.GROUP,
+}
+_SECONDS = {line: printed_number("T-E.5", line) or math.nan for line in _METHODS}
+_NETWORK = settings.cifar_scales("mhe_cnn9")
 
 TIMES = Recipe(
     name="energy-times",
@@ -60,31 +54,23 @@ TIMES = Recipe(
     reference="table E.5 of the thesis, CNN-9 on CIFAR-100",
     base={**CIFAR["base"], "measure": {"rounds": 5, "steps": 20}},
     scales={
-        **cifar_scales("mhe_cnn9"),
         # The network and the batches of the source; a few steps of training come before the measurement.
-        "paper": {**cifar_scales("mhe_cnn9")["paper"], "steps": 100, "schedule": "constant"},
+        "paper": {**_NETWORK["paper"], "steps": 100, "schedule": "constant"},
         "cpu": {
-            "data": {
-                "name": "cifar100_fifth",
-                "limit": 1000,
-                "held_out": 200,
-            },  # few images, because errors are not read
+            "data": {"name": "cifar100_fifth", "limit": 1000, "held_out": 200},  # few images: errors are not read
             "model": "mhe_cnn9",
             "steps": 2,
             "schedule": "constant",
             "validation": {"every": 1000, "energy": False},
             "measure": {"rounds": 3, "steps": 2},
         },
-        "smoke": {**cifar_scales("mhe_cnn9")["smoke"], "measure": {"rounds": 1, "steps": 1}},
+        "smoke": {**_NETWORK["smoke"], "measure": {"rounds": 1, "steps": 1}},
     },
-    rows=(
-        _row("Baseline", BASELINE),
-        _row("HS-MHE", HALF, ("paper", "cpu")),
-        _row("RP-CoMHE", RANDOM, ("paper", "cpu")),
-        _row("AP-CoMHE", UNROLLED, ("paper", "cpu")),
-        _row("Adv-CoMHE", ADVERSARIAL, ("paper", "cpu")),
-        _row("Group CoMHE", GROUP),
+    rows=tuple(
+        Row(line, method.patch, {"ratio": _SECONDS[line] / _SECONDS["Baseline"], "per_hundred": ("T-E.5", line)})
+        for line, method in _METHODS.items()
     ),
+    default_rows={"smoke": ["Baseline", "Group CoMHE"]},
     seeds=(0, 1, 2),
     metrics=(
         Metric("ratio", "time relative to plain training", ".2f", False),

@@ -25,7 +25,7 @@ from hypersphere.recipes.face_protocol import (
     measure_faces,
     smoke_network,
 )
-from hypersphere.recipes.recipe import Claim, Recipe, Row, Tuning
+from hypersphere.recipes.recipe import Claim, Recipe, Row, Tuning, cells
 
 __all__ = ["ABLATION", "DEPTH", "LFW", "LOSSES", "L_SOFTMAX"]
 
@@ -190,7 +190,6 @@ def _depth_rows(depth: int) -> list[Row]:
         "cpu": {"model": {"units": _UNITS[depth]}},
         "smoke": {"model": {"units": _UNITS[min(depth, 10)]}},
     }
-    small = ("paper", "cpu", "smoke") if depth <= 20 else ("paper",)
     printed: dict[str, dict[str, Any]] = {"Softmax": {}, "A-Softmax (m=4)": {}}
     for loss, numbers in printed.items():
         column = {4: "4 layers", 64: "64 layers (deepest)"}.get(depth)
@@ -201,12 +200,13 @@ def _depth_rows(depth: int) -> list[Row]:
         if loss == "A-Softmax (m=4)" or depth == 64:
             rank, tar = "Rank-1 Id. Acc. with 1M distractors", "Ver. TAR for 1e-6 FAR"
             printed[loss] |= {"rank1": ("T-A.2", row, rank), "tar": ("T-A.2", row, tar)}
-    softmax = Row(f"Softmax, {depth} layers", {"head": "softmax"}, printed["Softmax"], networks, scales=small)
+    softmax = Row(f"Softmax, {depth} layers", {"head": "softmax"}, printed["Softmax"], networks)
     name, head = f"A-Softmax (m=4), {depth} layers", a_softmax(4)
-    margin = Row(name, {"head": head}, printed["A-Softmax (m=4)"], networks, baseline=softmax.name, scales=small)
+    margin = Row(name, {"head": head}, printed["A-Softmax (m=4)"], networks, baseline=softmax.name)
     return [softmax, margin]
 
 
+_SHALLOW = cells(["Softmax", "A-Softmax (m=4)"], ["4 layers", "10 layers", "20 layers"])
 DEPTH = Recipe(
     name="face-depth",
     title="Margins in networks of 4 to 64 layers",
@@ -214,6 +214,7 @@ DEPTH = Recipe(
     base=FACES["base"],
     scales=_scales("sphereface64", [0, 0, 0, 0]),
     rows=tuple(row for depth in _UNITS for row in _depth_rows(depth)),
+    default_rows={"cpu": _SHALLOW, "smoke": _SHALLOW},
     seeds=(1, 2, 3),
     metrics=(ACCURACY, YTF, RANK1, TAR, FISHER),
     covers=("F2.11", "T-A.2"),

@@ -7,7 +7,7 @@ from typing import Any
 from hypersphere import evaluation
 from hypersphere.recipes.face_protocol import SOURCE_ANNEALING
 from hypersphere.recipes.protocols import compare_unseen, separation, sgd, stepwise
-from hypersphere.recipes.recipe import SCALES, Claim, Metric, Outcome, Recipe, Row, Tuning
+from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row, Tuning
 from hypersphere.training import Experiment, Run
 
 __all__ = ["OMNIGLOT"]
@@ -57,12 +57,6 @@ _HEADS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 }
 
 
-def _row(name: str) -> Row:
-    head, grid = _HEADS[name]
-    scales = ("paper", "smoke") if name == "L-Softmax (m=2)" else SCALES
-    return Row(name, {"head": head}, grid=grid, scales=scales)
-
-
 def measure_unseen(experiment: Experiment, run: Run, *, folds: int, per_fold: int) -> Outcome:
     """Verify drawn pairs of unseen classes, and identify each of their items among the others."""
     features, labels = experiment.embed()
@@ -94,7 +88,8 @@ OMNIGLOT = Recipe(
         },
         "smoke": {**_SMOKE, "measure": {"folds": 2, "per_fold": 10}},
     },
-    rows=tuple(map(_row, _HEADS)),
+    rows=tuple(Row(name, {"head": head}, grid=grid) for name, (head, grid) in _HEADS.items()),
+    default_rows={"cpu": [name for name in _HEADS if name != "L-Softmax (m=2)"]},
     seeds=(0, 1, 2, 3, 4),
     metrics=(
         *_METRICS[:2],

@@ -18,7 +18,7 @@ from hypersphere.recipes.face_protocol import (
     measure_faces,
     smoke_network,
 )
-from hypersphere.recipes.recipe import Claim, Recipe, Row, Tuning
+from hypersphere.recipes.recipe import Claim, Recipe, Row, Tuning, cells
 
 __all__ = ["PLUS", "TRAINING_SETS"]
 
@@ -70,16 +70,8 @@ def _pair(m: int, layers: int, source: str) -> list[Row]:
         for kind, numbers in printed.items():
             numbers["tar"] = ("T-D.7", column, kind)
     model = {"model": f"sphereface{layers}"}
-    # Two margins, and the shallower network, at the smaller scales.
-    scales = ("paper", "cpu", "smoke") if layers == 20 and m in (1, 4) else ("paper",)
     weight = 5.3 if m == 1 else 10.0
-    plain = Row(
-        f"SphereFace, m={m}, {layers} layers",
-        {"head": a_softmax(m)},
-        printed["SphereFace"],
-        {"paper": model},
-        scales=scales,
-    )
+    plain = Row(f"SphereFace, m={m}, {layers} layers", {"head": a_softmax(m)}, printed["SphereFace"], {"paper": model})
     energy = Row(
         f"SphereFace+, m={m}, {layers} layers",
         {"head": a_softmax(m, energy_weight=1.0, energy_start=_CPU_FIRST)},
@@ -90,7 +82,6 @@ def _pair(m: int, layers: int, source: str) -> list[Row]:
         },
         grid={"optimizer.lr": [0.1, 0.2], "head.energy_weight": [0.1, 1.0, 10.0]},
         baseline=plain.name,
-        scales=scales,
     )
     return [plain, energy]
 
@@ -104,6 +95,8 @@ def _claims(m: int) -> tuple[Claim, ...]:
     )
 
 
+# Two margins, and the shallower network, at the smaller scales.
+_SMALL = cells(["SphereFace", "SphereFace+"], ["m=1, 20 layers", "m=4, 20 layers"])
 PLUS = Recipe(
     name="sphereface-plus",
     title="SphereFace and SphereFace+ with margins of 1 to 4",
@@ -117,6 +110,7 @@ PLUS = Recipe(
     rows=tuple(
         row for layers, source in ((20, "T5.8"), (64, "T5.9")) for m in (1, 2, 3, 4) for row in _pair(m, layers, source)
     ),
+    default_rows={"cpu": _SMALL, "smoke": _SMALL},
     seeds=tuple(range(1, 6)),
     metrics=(ACCURACY, RANK1, TAR, FISHER, SEPARATION),
     covers=("T5.8", "T5.9", "T-D.7", "F-D.5", "F-D.6"),

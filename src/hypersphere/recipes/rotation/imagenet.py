@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypersphere.recipes.architectures.imagenet import PROTOCOL, measure_top5
+from hypersphere.recipes.energy.settings import BASELINE, HALF, ORTHOGONAL, SMALL, TUNING
 from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS, SMOKE, stepwise
-from hypersphere.recipes.recipe import Claim, Metric, Recipe
-from hypersphere.recipes.rotation.settings import (
-    BASELINE,
-    CAYLEY,
-    DESCENT,
-    HALF,
-    LARGE,
-    ORTHOGONAL,
-    SCALES,
-    SMALL,
-    TUNED,
-    TUNING,
-    method_row,
-)
+from hypersphere.recipes.recipe import Claim, Metric, Recipe, table_rows
+from hypersphere.recipes.rotation.settings import CAYLEY, DESCENT, TUNED
 
 __all__ = ["IMAGENET"]
 
-_METHODS = {
-    "Baseline": (BASELINE, SCALES),
-    "Orthogonal": (ORTHOGONAL, ("paper",)),
-    "HS-MHE": (HALF, LARGE),
-    "OPT (OGD)": (DESCENT, LARGE),
-    "OPT (CP)": (CAYLEY, SCALES),
-}
+_METHODS = {"Baseline": BASELINE, "Orthogonal": ORTHOGONAL, "HS-MHE": HALF, "OPT (OGD)": DESCENT, "OPT (CP)": CAYLEY}
 
 IMAGENET = Recipe(
     name="opt-imagenet",
@@ -50,11 +35,10 @@ IMAGENET = Recipe(
         "smoke": {**SMOKE, "model": {"name": "opt_cnn6", "widths": [4, 4, 4], "feature_dim": 8}},
     },
     rows=tuple(
-        method_row(
-            name, method, {"error": ("O-T7", name, "Top-1"), "top5_error": ("O-T7", name, "Top-5")}, scales=scales
-        )
-        for name, (method, scales) in _METHODS.items()
+        replace(row, printed={"error": ("O-T7", row.name, "Top-1"), "top5_error": ("O-T7", row.name, "Top-5")})
+        for row in table_rows("O-T7", _METHODS)
     ),
+    default_rows={"cpu": ["Baseline", "HS-MHE", "OPT (OGD)", "OPT (CP)"], "smoke": ["Baseline", "OPT (CP)"]},
     seeds=(0, 1, 2),
     metrics=(ERROR, Metric("top5_error", "top-5 error %", ".2f", False), ENERGY, SECONDS),
     covers=("O-T7",),
