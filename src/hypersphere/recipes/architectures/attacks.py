@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from hypersphere import data
-from hypersphere.recipes.architectures.cifar import CPU, SHIFT_AND_MIRROR, SPHERENET, decoupled
+from hypersphere.recipes.architectures import cifar
 from hypersphere.recipes.protocols import SMOKE
 from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row, Tuning
 from hypersphere.robustness import BIM, FGSM, Classifier, DeepFool, accuracy_under, fooling_strength
@@ -82,7 +82,7 @@ def _batches(experiment: Experiment, count: int) -> list[tuple[Tensor, Tensor]]:
 
 _OPERATORS: dict[str, dict[str, Any]] = {
     "Baseline": {},
-    **{name: decoupled(name, project=False) for name in ("SphereConv", "BallConv", "TanhConv")},
+    **{name: cifar.decoupled(name, project=False) for name in ("SphereConv", "BallConv", "TanhConv")},
 }
 _TRAINED = {"": "natural training", ", adversarially trained": "FGSM adversarial training"}
 
@@ -122,9 +122,9 @@ RECIPE = Recipe(
         },
     },
     scales={
-        "paper": {**SPHERENET, "augment": SHIFT_AND_MIRROR},
+        "paper": {**cifar.SPHERENET, "augment": cifar.SHIFT_AND_MIRROR},
         "cpu": {
-            **CPU,
+            **cifar.CPU,
             "model": {"widths": [8, 16, 32], "feature_dim": 64},
             "measure": {"attacked": 1000, "fooled": 200, "source_lr": 3e-3},
         },

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from hypersphere.recipes.protocols import SMOKE, stepwise
-from hypersphere.recipes.recipe import Metric, Row
+from hypersphere.recipes.protocols import ERROR, SECONDS, SMOKE, stepwise
+from hypersphere.recipes.recipe import Metric, Recipe, Row, Tuning
 from hypersphere.training.config import merge
 
+# What most recipes of this part share.
+operator_recipe = partial(
+    Recipe,
+    base={},
+    seeds=(0, 1, 2),
+    metrics=(ERROR, SECONDS),
+    figures=("error",),
+    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
+)
 ACCURACY = Metric("accuracy", "test accuracy %", ".2f", True)
 
 # Augmentations of the data that the sources call CIFAR-10, and of CIFAR-10+ and CIFAR-100.

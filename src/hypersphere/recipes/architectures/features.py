@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hypersphere import evaluation
-from hypersphere.recipes.architectures.cifar import decoupled
+from hypersphere.recipes.architectures import cifar
 from hypersphere.recipes.protocols import SECONDS, SMOKE, stepwise
 from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row, Tuning
 from hypersphere.training import Experiment, Run
@@ -25,7 +25,7 @@ def _measure(experiment: Experiment, run: Run) -> Outcome:
 
 _OPERATORS: dict[str, dict[str, Any]] = {
     "CNN": {},
-    **{name: decoupled(name, project=False) for name in ("SphereConv", "BallConv", "TanhConv")},
+    **{name: cifar.decoupled(name, project=False) for name in ("SphereConv", "BallConv", "TanhConv")},
 }
 _ATTACK = {"adversarial": {"name": "fgsm", "epsilon": 0.1}}
 

@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hypersphere.recipes.architectures.cifar import (
-    ACCURACY,
-    ANGULARS,
-    CPU,
-    DECOUPLED,
-    MAGNITUDES,
-    MIRROR,
-    ORTHONORMAL,
-    RELEASED,
-    SHIFT_AND_MIRROR,
-    SPHERENET,
-    decoupled,
-    sphere,
-    with_settings_at,
-)
-from hypersphere.recipes.protocols import ERROR, SECONDS, SMOKE, sgd
-from hypersphere.recipes.recipe import Claim, Recipe, Row, Tuning, table_rows
+from hypersphere.recipes.architectures import cifar
+from hypersphere.recipes.protocols import SECONDS, SMOKE, sgd
+from hypersphere.recipes.recipe import Claim, Row, Tuning, table_rows
 from hypersphere.training.config import merge
 
 __all__ = ["CONVERGENCE", "DEEP", "OPERATORS", "SPHERE"]
@@ -35,7 +21,7 @@ _SMOKE: dict[str, Any] = {**SMOKE, "model": {**_SMALL, "depths": [1, 1, 1], "wid
 def _scales(paper: Mapping[str, Any], model: str) -> dict[str, Mapping[str, Any]]:
     return {
         "paper": {**paper, "model": {"name": model, "shortcut": "projection"}},
-        "cpu": {**CPU, "model": _SMALL},
+        "cpu": {**cifar.CPU, "model": _SMALL},
         "smoke": _SMOKE,
     }
 
@@ -47,21 +33,26 @@ def _plain_shortcuts(patch: Mapping[str, Any]) -> dict[str, Any]:
 
 # --- convergence (figure 3.3a)
 
-_SIGMOID = ANGULARS["Sigmoid (0.3)"]
-_DATA: dict[str, dict[str, Any]] = {"CIFAR10": {"augment": MIRROR}, "CIFAR10+": {"augment": SHIFT_AND_MIRROR}}
-_DATA_CPU = {"CIFAR10": {"augment": MIRROR}, "CIFAR10+": {"augment": CPU["augment"]}}
+_SIGMOID = cifar.ANGULARS["Sigmoid (0.3)"]
+_DATA: dict[str, dict[str, Any]] = {
+    "CIFAR10": {"augment": cifar.MIRROR},
+    "CIFAR10+": {"augment": cifar.SHIFT_AND_MIRROR},
+}
+_DATA_CPU = {"CIFAR10": {"augment": cifar.MIRROR}, "CIFAR10+": {"augment": cifar.CPU["augment"]}}
 _NETWORKS: dict[str, dict[str, Any]] = {
     "ResNet baseline": {},
-    "SphereResNet (Sigmoid 0.3)": {**sphere(_SIGMOID), **ORTHONORMAL},
+    "SphereResNet (Sigmoid 0.3)": {**cifar.sphere(_SIGMOID), **cifar.ORTHONORMAL},
 }
-CONVERGENCE = Recipe(
+CONVERGENCE = cifar.operator_recipe(
     name="spherenet-resnet-convergence",
     title="Convergence of ResNet-32 and SphereResNet-32",
     reference="figure 3.3a of the thesis, curves on CIFAR-10 and CIFAR-10+",
-    base={},
-    scales={**_scales(SPHERENET, "spherenet_resnet32"), "cpu": {**CPU, "model": _SMALL, "validation": {"every": 1}}},
+    scales={
+        **_scales(cifar.SPHERENET, "spherenet_resnet32"),
+        "cpu": {**cifar.CPU, "model": _SMALL, "validation": {"every": 1}},
+    },
     rows=tuple(
-        with_settings_at(
+        cifar.with_settings_at(
             Row(
                 f"{network} on {data}",
                 _plain_shortcuts(patch),
@@ -74,14 +65,10 @@ CONVERGENCE = Recipe(
         for network, patch in _NETWORKS.items()
     ),
     default_rows={"smoke": [f"{network} on CIFAR10+" for network in _NETWORKS]},
-    seeds=(0, 1, 2),
-    metrics=(ERROR, SECONDS),
     covers=("F3.3a",),
     cost={"paper": 10000, "cpu": 0.6, "smoke": 0.01},
-    figures=("error",),
-    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(Claim("SphereResNet ends better than ResNet on CIFAR-10.", "SphereResNet (Sigmoid 0.3) on CIFAR10"),),
-    note=f"All rows are trained with softmax. CIFAR10+ also shifts the images. {RELEASED}, the orthonormal penalty has "
+    note=f"All rows are trained with softmax. CIFAR10+ also shifts the images. {cifar.RELEASED}, the orthonormal penalty has "
     f"the weight 1e-4, and {_SHORTCUTS}. On a CPU: {_SIZE}, Adam.",
 )
 
@@ -89,7 +76,7 @@ CONVERGENCE = Recipe(
 
 
 def _sphere_and_head(angular: Any) -> dict[str, Any]:
-    return {**sphere(angular), **ORTHONORMAL, "head": {"name": "w_softmax", "angular": angular}}
+    return {**cifar.sphere(angular), **cifar.ORTHONORMAL, "head": {"name": "w_softmax", "angular": angular}}
 
 
 _MARGIN = {"name": "ga_softmax", "angular": "linear", "m": 4.0, "annealing": {"end": 5.0}}
@@ -98,7 +85,7 @@ _VERSIONS: dict[str, dict[str, Any]] = {
     "SphereResNet-32 (S-SW)": _sphere_and_head(_SIGMOID),
     "SphereResNet-32 (L-LW)": _sphere_and_head("linear"),
     "SphereResNet-32 (C-CW)": _sphere_and_head("cosine"),
-    "SphereResNet-32 (S-G)": {**sphere(_SIGMOID), **ORTHONORMAL, "head": _MARGIN},
+    "SphereResNet-32 (S-G)": {**cifar.sphere(_SIGMOID), **cifar.ORTHONORMAL, "head": _MARGIN},
 }
 _SPHERE_ROWS = table_rows(
     "T3.4",
@@ -107,25 +94,22 @@ _SPHERE_ROWS = table_rows(
     metric="accuracy",
     baseline="Baseline ResNet-32 (softmax)",
 )
-SPHERE = Recipe(
+SPHERE = cifar.operator_recipe(
     name="spherenet-resnet",
     title="SphereResNet-32 with four losses",
     reference="table 3.4 of the thesis, on CIFAR-10+ and CIFAR-100",
-    base={},
-    scales=_scales({**SPHERENET, "augment": SHIFT_AND_MIRROR}, "wide_resnet32"),
+    scales=_scales({**cifar.SPHERENET, "augment": cifar.SHIFT_AND_MIRROR}, "wide_resnet32"),
     rows=tuple(
-        with_settings_at(row, paper={"data": "cifar100" if row.name.endswith("CIFAR-100") else "cifar10"})
+        cifar.with_settings_at(row, paper={"data": "cifar100" if row.name.endswith("CIFAR-100") else "cifar10"})
         for row in _SPHERE_ROWS
     ),
     default_rows={
         "cpu": [f"{name}, CIFAR-10+" for name in _VERSIONS if "C-CW" not in name],
         "smoke": ["Baseline ResNet-32 (softmax), CIFAR-10+", "SphereResNet-32 (S-G), CIFAR-10+"],
     },
-    seeds=(0, 1, 2),
-    metrics=(ACCURACY, SECONDS),
+    metrics=(cifar.ACCURACY, SECONDS),
     covers=("T3.4",),
     cost={"paper": 30000, "cpu": 0.7, "smoke": 0.01},
-    figures=("error",),
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}, metric="accuracy"),
     claims=(
         Claim("SphereResNet is better than ResNet.", "SphereResNet-32 (S-SW), CIFAR-10+"),
@@ -137,7 +121,7 @@ SPHERE = Recipe(
     ),
     note="The table also cites ELU, FitResNet (LSUV) and ResNet-1001 from other papers. The text mentions vertical "
     "mirroring, which the works it follows do not use; images are shifted by up to 4 pixels and mirrored horizontally. "
-    f"{RELEASED}, the orthonormal penalty has the weight 1e-4, and {_SHORTCUTS}. The margin is annealed as in "
+    f"{cifar.RELEASED}, the orthonormal penalty has the weight 1e-4, and {_SHORTCUTS}. The margin is annealed as in "
     f"SphereFace. On a CPU: {_SIZE}, Adam.",
 )
 
@@ -155,12 +139,12 @@ def _operator_rows(source: str, optimizer: str) -> list[Row]:
         (baseline, {}, (source, "ResNet Baseline", "Cosine"))
     ]
     cells += [
-        (f"{name}, {column}, {optimizer}", decoupled(name, ANGULARS[column]), (source, name, column))
-        for name in MAGNITUDES
+        (f"{name}, {column}, {optimizer}", cifar.decoupled(name, cifar.ANGULARS[column]), (source, name, column))
+        for name in cifar.MAGNITUDES
         for column in _COLUMNS
     ]
     return [
-        with_settings_at(
+        cifar.with_settings_at(
             Row(
                 name,
                 _plain_shortcuts(patch),
@@ -175,12 +159,11 @@ def _operator_rows(source: str, optimizer: str) -> list[Row]:
     ]
 
 
-OPERATORS = Recipe(
+OPERATORS = cifar.operator_recipe(
     name="decoupled-resnet",
     title="Decoupled ResNet-32, trained with Adam and with SGD",
     reference="tables 4.4 and C.2 and figure 4.4 of the thesis, on CIFAR-100",
-    base={},
-    scales=_scales(DECOUPLED, "wide_resnet32"),
+    scales=_scales(cifar.DECOUPLED, "wide_resnet32"),
     rows=(*_operator_rows("T4.4", "Adam"), *_operator_rows("T-C.2", "SGD")),
     default_rows={
         "cpu": [
@@ -190,12 +173,8 @@ OPERATORS = Recipe(
         ],
         "smoke": ["ResNet Baseline, SGD", "LinearConv, Square Cosine, Adam"],
     },
-    seeds=(0, 1, 2),
-    metrics=(ERROR, SECONDS),
     covers=("T4.4", "F4.4", "T-C.2"),
     cost={"paper": 120000, "cpu": 0.9, "smoke": 0.01},
-    figures=("error",),
-    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(
         Claim("With Adam, SegConv is better than convolution.", "SegConv, Cosine, Adam"),
         Claim("With SGD, SegConv is better than convolution.", "SegConv, Cosine, SGD", source="T-C.2"),
@@ -206,7 +185,7 @@ OPERATORS = Recipe(
             source="T-C.2",
         ),
     ),
-    note=f"Whether there is a ReLU is not stated; there is one. {RELEASED}, the orthogonal penalty has the weight "
+    note=f"Whether there is a ReLU is not stated; there is one. {cifar.RELEASED}, the orthogonal penalty has the weight "
     f"5e-6, filters are rescaled to norm 1 every 100 steps, and {_SHORTCUTS}. The learning rate of SGD is not stated; "
     f"0.1 with momentum 0.9 is used. On a CPU: {_SIZE}; two operators.",
 )
@@ -215,8 +194,8 @@ OPERATORS = Recipe(
 
 _W_SOFTMAX = {"head": {"name": "w_softmax", "angular": "cosine"}}
 _DEEP_LINES: dict[str, dict[str, Any]] = {
-    "DCNet-32 (TanhConv + Cosine)": {**decoupled("TanhConv"), **_W_SOFTMAX},
-    "DCNet-32 (LinearConv + Square Cos.)": {**decoupled("LinearConv", "square_cosine"), **_W_SOFTMAX},
+    "DCNet-32 (TanhConv + Cosine)": {**cifar.decoupled("TanhConv"), **_W_SOFTMAX},
+    "DCNet-32 (LinearConv + Square Cos.)": {**cifar.decoupled("LinearConv", "square_cosine"), **_W_SOFTMAX},
 }
 
 
@@ -224,9 +203,9 @@ def _deep_rows() -> list[Row]:
     lines = {name: _plain_shortcuts(patch) for name, patch in _DEEP_LINES.items()}
     rows = []
     for column, data in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
-        rows.append(with_settings_at(Row(f"ResNet-32 (softmax), {column}"), paper={"data": data}))
+        rows.append(cifar.with_settings_at(Row(f"ResNet-32 (softmax), {column}"), paper={"data": data}))
         rows += [
-            with_settings_at(
+            cifar.with_settings_at(
                 Row(
                     f"{name}, {column}",
                     patch,
@@ -240,26 +219,21 @@ def _deep_rows() -> list[Row]:
     return rows
 
 
-DEEP = Recipe(
+DEEP = cifar.operator_recipe(
     name="decoupled-deep",
     title="DCNet-32 with the weight-normalised softmax",
     reference="table 4.5 of the thesis, on CIFAR-10 and CIFAR-100",
-    base={},
-    scales=_scales(DECOUPLED, "wide_resnet32"),
+    scales=_scales(cifar.DECOUPLED, "wide_resnet32"),
     rows=tuple(_deep_rows()),
     default_rows={
         "cpu": ["ResNet-32 (softmax), CIFAR-10", *(f"{name}, CIFAR-10" for name in _DEEP_LINES)],
         "smoke": ["DCNet-32 (LinearConv + Square Cos.), CIFAR-10"],
     },
-    seeds=(0, 1, 2),
-    metrics=(ERROR, SECONDS),
     covers=("T4.5",),
     cost={"paper": 15000, "cpu": 0.5, "smoke": 0.01},
-    figures=("error",),
-    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(Claim("DCNet-32 is better than ResNet-32.", "DCNet-32 (TanhConv + Cosine), CIFAR-10"),),
     note="The table cites ResNet-110 and ResNet-1001 from other papers; the ResNet-32 with softmax is added here. "
     "Whether the rows were trained with Adam or with SGD is not clear from the text; Adam is used, as in table 4.4. "
-    f"{RELEASED}, the orthogonal penalty has the weight 5e-6, filters are rescaled to norm 1 every 100 steps, and "
+    f"{cifar.RELEASED}, the orthogonal penalty has the weight 5e-6, filters are rescaled to norm 1 every 100 steps, and "
     f"{_SHORTCUTS}. On a CPU: {_SIZE}, Adam.",
 )

@@ -6,7 +6,16 @@ import re
 from typing import Any
 
 from hypersphere.recipes.energy import settings
-from hypersphere.recipes.energy.settings import BASELINE, FIFTH, FULL, HALF, TUNED, TUNING, cifar_scales, with_options
+from hypersphere.recipes.energy.settings import (
+    BASELINE,
+    FIFTH,
+    FULL,
+    HALF,
+    TUNED,
+    cifar_scales,
+    energy_recipe,
+    with_options,
+)
 from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS
 from hypersphere.recipes.recipe import Claim, Method, Outcome, Recipe, Row, cells, table_rows
 from hypersphere.training import Experiment, Run
@@ -66,25 +75,20 @@ _COMPARED: dict[str, Method] = {
 # Names of these lines in chapter 6.
 _CITED = {"SRIP": "SRIP [29]", "MHE": "MHE [31]", "HS-MHE": "HS-MHE [31]"}
 
-CNN = Recipe(
+CNN = energy_recipe(
     name="energy-cnn",
     title="Regularisers of CNN-9: weight decay, orthogonality, energy, compressive energy",
     reference="table 6.1 and figures 6.2, E.6 and E.7 of the thesis, CNN-9 on CIFAR-100",
-    base=CIFAR["base"],
-    scales=cifar_scales("mhe_cnn9"),
     rows=table_rows("T6.1", _COMPARED, in_source={**_CITED, "Orthonormal": ""}),
     default_rows={
         "cpu": ["Baseline", "Orthonormal", "MHE", "HS-MHE", "RP-CoMHE", "AP-CoMHE (unroll)"],
         "smoke": ["Baseline", "HS-MHE", "AP-CoMHE (unroll)"],
     },
     seeds=(0, 1, 2, 3, 4),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T6.1", "F6.2", "F-E.6", "F-E.7"),
     cost={"paper": 20_000, "cpu": 1.6, "smoke": 0.01},
-    figures=("error", "energy"),
     measure=layer_curves,
     baseline="Baseline",
-    tuning=TUNING,
     claims=(
         Claim("MHE has a lower error than weight decay alone.", "MHE"),
         Claim("Half-space MHE has a lower error than weight decay alone.", "HS-MHE"),
@@ -130,23 +134,18 @@ def _form_rows(source: str, baseline: str) -> list[Row]:
     return rows
 
 
-FORMS = Recipe(
+FORMS = energy_recipe(
     name="energy-forms",
     title="Forms of the energy: full and half space, distances and angles, powers",
     reference="table 5.1 of the thesis, CNN-9 on CIFAR-10 and CIFAR-100",
-    base=CIFAR["base"],
-    scales=cifar_scales("mhe_cnn9"),
     rows=tuple(_form_rows("T5.1", "Baseline")),
     default_rows={
         "cpu": ["Baseline, CIFAR-10", "MHE, CIFAR-10 s=0", *cells(_FORMS, ["CIFAR-10 s=2"])],
         "smoke": ["Baseline, CIFAR-10", "MHE, CIFAR-10 s=0", "A-MHE, CIFAR-10 s=2"],
     },
     seeds=(0, 1, 2, 3, 4),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T5.1",),
     cost={"paper": 40_000, "cpu": 1.4, "smoke": 0.01},
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=tuple(
         Claim(f"{line} has a lower error than weight decay alone.", f"{line}, CIFAR-10 s=2") for line in _FORMS
     ),
@@ -178,19 +177,15 @@ def _layer_rows() -> list[Row]:
     ]
 
 
-LAYERS = Recipe(
+LAYERS = energy_recipe(
     name="energy-layers",
     title="Energy of hidden layers, of the classifier, and of both",
     reference="table 5.4 of the thesis, CNN-9 on CIFAR-100",
-    base=CIFAR["base"],
-    scales=cifar_scales("mhe_cnn9"),
     rows=(Row("Baseline", printed={"error": ("T5.4", "Baseline", "H and O")}), *_layer_rows()),
     default_rows={
         "cpu": ["Baseline", "MHE, O only", *cells(["MHE", "Half-space MHE"], ["H only", "H and O"])],
         "smoke": ["Baseline", "MHE, H and O"],
     },
-    seeds=(0, 1, 2),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T5.4",),
     cost={"paper": 3000, "cpu": 0.5, "smoke": 0.01},
     baseline="Baseline",
@@ -198,6 +193,8 @@ LAYERS = Recipe(
         Claim("Energy of all layers is better than energy of the classifier.", "MHE, H and O", "MHE, O only"),
         Claim("Energy of hidden layers is better than energy of the classifier.", "MHE, H only", "MHE, O only"),
     ),
+    figures=(),
+    tuning=None,
     note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, 15 epochs, 16, 32 and 64 filters, and the weights of "
     f"the source in all rows. {_PAPER} The last column of the source repeats the numbers of the best power of table "
     "5.1; here s = 2 everywhere. No setting is tuned.",
@@ -247,12 +244,10 @@ _SCALABLE = {
 _SMALL = ("Baseline", "HS-MHE", "RP-CoMHE")
 _WIDTHS = {f"t={t}": t for t in (1, 2, 4, 8, 16, 20)}
 
-WIDTH = Recipe(
+WIDTH = energy_recipe(
     name="energy-width",
     title="Energy and the width of CNN-9",
     reference="tables 5.2 and 6.4 of the thesis, on CIFAR-100",
-    base=CIFAR["base"],
-    scales=cifar_scales("mhe_cnn9"),
     rows=table_rows(
         "T6.4",
         _SCALABLE,
@@ -270,11 +265,8 @@ WIDTH = Recipe(
     ),
     default_rows={"cpu": cells(_SMALL, ["t=1", "t=2"]), "smoke": cells(_SMALL, ["t=1"])},
     seeds=(0, 1, 2, 3, 4),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T6.4", "T5.2"),
     cost={"paper": 100_000, "cpu": 0.8, "smoke": 0.01},
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=tuple(
         Claim(f"In a narrow network (t={t}), {name} has a lower error.", f"{name}, t={t}", source=source)
         for t in (1, 2)
@@ -287,11 +279,10 @@ WIDTH = Recipe(
 )
 
 
-DEPTH = Recipe(
+DEPTH = energy_recipe(
     name="energy-depth",
     title="Energy and the depth of a plain CNN",
     reference="tables 5.3 and 6.5 of the thesis, on CIFAR-100; CNN-15 does not converge without energy there (N/C)",
-    base=CIFAR["base"],
     scales=merge(cifar_scales("mhe_cnn9"), {"cpu": {"model": {"widths": [12, 24, 48]}}}),
     rows=table_rows(
         "T6.5",
@@ -302,11 +293,8 @@ DEPTH = Recipe(
     ),
     default_rows={"cpu": cells(_SMALL, ["CNN-6", "CNN-15"]), "smoke": cells(_SMALL, ["CNN-15"])},
     seeds=(0, 1, 2, 3, 4),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T6.5", "T5.3"),
     cost={"paper": 20_000, "cpu": 1.6, "smoke": 0.01},
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=tuple(
         Claim(f"With {depth} layers, {name} has a lower error.", f"{name}, CNN-{depth}", source=s)
         for depth in (6, 15)
@@ -318,12 +306,11 @@ DEPTH = Recipe(
     "a run whose loss is not finite is marked as diverged here.",
 )
 
-SPHERENET = Recipe(
+SPHERENET = energy_recipe(
     name="energy-spherenet",
     title="SphereNet-9 with energy",
     reference="table D.3 of the thesis, CNN-9 of cosine SphereConv on CIFAR-10 and CIFAR-100",
     base=merge(CIFAR["base"], {"operator": {"name": "sphere", "angular": "cosine"}}),
-    scales=cifar_scales("mhe_cnn9"),
     rows=(
         *(
             Row(
@@ -345,12 +332,8 @@ SPHERENET = Recipe(
         ],
         "smoke": ["SphereNet Baseline, CIFAR-10", "MHE, CIFAR-10 s=2"],
     },
-    seeds=(0, 1, 2),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T-D.3",),
     cost={"paper": 60_000, "cpu": 1.5, "smoke": 0.01},
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=(
         Claim("MHE improves SphereNet.", "MHE, CIFAR-10 s=2"),
         Claim("Half-space MHE improves SphereNet.", "Half-space MHE, CIFAR-10 s=2"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypersphere.recipes.energy.settings import HALF, cifar_scales, projected, with_options
-from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS
-from hypersphere.recipes.recipe import Claim, Place, Recipe, Row, cells
+from hypersphere.recipes.energy.settings import HALF, energy_recipe, projected, with_options
+from hypersphere.recipes.recipe import Claim, Place, Row, cells
 
 __all__ = ["PROJECTIONS"]
 
@@ -31,12 +30,10 @@ def _number_row(line: str, kind: str, views: int) -> Row:
 
 _DEFAULT: dict[str, Any] = {"name": "random", "dim": 30, "views": 20}
 
-PROJECTIONS = Recipe(
+PROJECTIONS = energy_recipe(
     name="energy-projections",
     title="Projections of CoMHE: dimension, number, redrawing, sharing and learning",
     reference="tables 6.2, 6.3 and E.4 and appendix E.8 of the thesis, CNN-9 on CIFAR-100",
-    base=CIFAR["base"],
-    scales=cifar_scales("mhe_cnn9"),
     rows=(
         Row("HS-MHE", HALF.patch, {"error": ("X-E.8a", "Half-space MHE")}),
         # Table 6.2: 20 random projections, or one angle-preserving projection.
@@ -67,8 +64,6 @@ PROJECTIONS = Recipe(
         ],
         "smoke": ["RP-CoMHE, dimension 30", _LEARNED],
     },
-    seeds=(0, 1, 2),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T6.2", "T6.3", "T-E.4", "X-E.8a", "X-E.8b"),
     cost={"paper": 50_000, "cpu": 1.1, "smoke": 0.01},
     baseline="RP-CoMHE, dimension 30",
@@ -92,6 +87,8 @@ PROJECTIONS = Recipe(
             source="X-E.8b",
         ),
     ),
+    figures=(),
+    tuning=None,
     note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, 15 epochs, 16, 32 and 64 filters, and nine of the "
     "rows. All rows have the weight 1 of the source. Random projections are redrawn at every step unless said "
     "otherwise, and shared by layers whose neurons have equal dimension. Table 6.2 has 20 random projections per "

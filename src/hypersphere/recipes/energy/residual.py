@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from hypersphere.recipes.architectures.imagenet import PROTOCOL
 from hypersphere.recipes.energy import settings
-from hypersphere.recipes.energy.settings import BASELINE, FIFTH, SMALL, TUNED, TUNING
+from hypersphere.recipes.energy.settings import BASELINE, FIFTH, SMALL, TUNED, energy_recipe
 from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS, SMOKE, stepwise
 from hypersphere.recipes.recipe import Claim, Method, Metric, Outcome, Recipe, cells, table_rows
 from hypersphere.training import Experiment, Run
@@ -24,11 +24,10 @@ _METHODS: dict[str, Method] = {
 }
 _CITED = {"Orthogonal": "Orthogonal [27]", "SRIP": "SRIP [29]", "MHE": "MHE [31]", "HS-MHE": "HS-MHE [31]"}
 
-RESNET = Recipe(
+RESNET = energy_recipe(
     name="energy-resnet",
     title="ResNet-32 with energy",
     reference="tables 5.5 and 6.6 of the thesis, on CIFAR-10 and CIFAR-100",
-    base=CIFAR["base"],
     scales={
         "paper": {**CIFAR["paper"], "model": "mhe_resnet32"},
         "cpu": {**SMALL, "model": {"name": "mhe_resnet32", "depths": [2, 2, 2], "widths": [12, 24, 48]}},
@@ -46,12 +45,8 @@ RESNET = Recipe(
         "cpu": cells(["Baseline", "HS-MHE", "RP-CoMHE"], ["CIFAR-10"]),
         "smoke": cells(["Baseline", "RP-CoMHE"], ["CIFAR-10"]),
     },
-    seeds=(0, 1, 2),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T6.6", "T5.5"),
     cost={"paper": 60_000, "cpu": 0.8, "smoke": 0.01},
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=(
         Claim("Half-space MHE improves a residual network.", "HS-MHE, CIFAR-10", source="T5.5"),
         Claim("CoMHE improves a residual network.", "RP-CoMHE, CIFAR-10"),

@@ -7,10 +7,11 @@ such weight, tries two learning rates instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from hypersphere.recipes.protocols import CIFAR, SMOKE
-from hypersphere.recipes.recipe import Grid, Method, Tuning
+from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS, SMOKE
+from hypersphere.recipes.recipe import Grid, Method, Recipe, Tuning
 
 SMALL: dict[str, Any] = {
     # A fifth of CIFAR-10 at half its resolution, mirrored but not shifted. A network with 16, 32 and 64 filters then
@@ -77,3 +78,15 @@ def cifar_scales(model: str, **options: Any) -> dict[str, dict[str, Any]]:
         "cpu": {**SMALL, "model": {"name": model, "widths": [16, 32, 64], "feature_dim": 64, **options}},
         "smoke": {**SMOKE, "model": {"name": model, "widths": [4, 4, 4], "feature_dim": 8, **options}},
     }
+
+
+# What most recipes of CNNs share.
+energy_recipe = partial(
+    Recipe,
+    base=CIFAR["base"],
+    scales=cifar_scales("mhe_cnn9"),
+    seeds=(0, 1, 2),
+    metrics=(ERROR, ENERGY, SECONDS),
+    figures=("error", "energy"),
+    tuning=TUNING,
+)

@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypersphere.recipes.face_protocol import (
-    ACCURACY,
-    AXES,
-    FACES,
-    FISHER,
-    RANK1,
-    SEEDED,
-    SEPARATION,
-    TAR,
-    a_softmax,
-    cpu_network,
-    measure_faces,
-    smoke_network,
-)
-from hypersphere.recipes.recipe import Claim, Recipe, Row, Tuning, cells
+from hypersphere.recipes import face_protocol as protocol
+from hypersphere.recipes.recipe import Claim, Row, Tuning, cells
 
 __all__ = ["PLUS", "TRAINING_SETS"]
 
@@ -71,10 +58,12 @@ def _pair(m: int, layers: int, source: str) -> list[Row]:
             numbers["tar"] = ("T-D.7", column, kind)
     model = {"model": f"sphereface{layers}"}
     weight = 5.3 if m == 1 else 10.0
-    plain = Row(f"SphereFace, m={m}, {layers} layers", {"head": a_softmax(m)}, printed["SphereFace"], {"paper": model})
+    plain = Row(
+        f"SphereFace, m={m}, {layers} layers", {"head": protocol.a_softmax(m)}, printed["SphereFace"], {"paper": model}
+    )
     energy = Row(
         f"SphereFace+, m={m}, {layers} layers",
-        {"head": a_softmax(m, energy_weight=1.0, energy_start=_CPU_FIRST)},
+        {"head": protocol.a_softmax(m, energy_weight=1.0, energy_start=_CPU_FIRST)},
         printed["SphereFace+"],
         {
             "paper": {**model, "head": {"energy_weight": weight, "energy_start": _FIRST}},
@@ -97,30 +86,25 @@ def _claims(m: int) -> tuple[Claim, ...]:
 
 # Two margins, and the shallower network, at the smaller scales.
 _SMALL = cells(["SphereFace", "SphereFace+"], ["m=1, 20 layers", "m=4, 20 layers"])
-PLUS = Recipe(
+PLUS = protocol.face_recipe(
     name="sphereface-plus",
     title="SphereFace and SphereFace+ with margins of 1 to 4",
     reference="tables 5.8, 5.9 and D.7 and figures D.5 and D.6 of the thesis",
-    base=FACES["base"],
     scales={
-        "paper": {**FACES["paper"], **_STAGES, "model": "sphereface20"},
-        "cpu": {**FACES["cpu"], **_CPU_STAGES, "model": cpu_network([0, 0, 0, 0])},
-        "smoke": {**FACES["smoke"], "model": smoke_network([0, 1, 0, 0]), "epochs": 2},
+        "paper": {**protocol.FACES["paper"], **_STAGES, "model": "sphereface20"},
+        "cpu": {**protocol.FACES["cpu"], **_CPU_STAGES, "model": protocol.cpu_network([0, 0, 0, 0])},
+        "smoke": {**protocol.FACES["smoke"], "model": protocol.smoke_network([0, 1, 0, 0]), "epochs": 2},
     },
     rows=tuple(
         row for layers, source in ((20, "T5.8"), (64, "T5.9")) for m in (1, 2, 3, 4) for row in _pair(m, layers, source)
     ),
     default_rows={"cpu": _SMALL, "smoke": _SMALL},
-    seeds=tuple(range(1, 6)),
-    metrics=(ACCURACY, RANK1, TAR, FISHER, SEPARATION),
+    metrics=(protocol.ACCURACY, protocol.RANK1, protocol.TAR, protocol.FISHER, protocol.SEPARATION),
     covers=("T5.8", "T5.9", "T-D.7", "F-D.5", "F-D.6"),
     cost={"paper": 60000, "cpu": 0.9, "smoke": 0.01},
     figures=("rank1_by_distractors", "rank10_by_distractors", "roc", "roc_few"),
-    measure=measure_faces,
-    seeded=SEEDED,
     tuning=Tuning({"optimizer.lr": [0.03, 0.05, 0.1, 0.15, 0.2, 0.4]}, metric="accuracy", seeds=(0,)),
     claims=(*_claims(1), *_claims(4)),
-    axes=AXES,
     note=f"{_NOTE} The cpu scale has m = 1 and m = 4 and SphereFace-4 with 16 to 64 filters and batch normalisation. "
     "Figure D.6 has curves with a million and with 10,000 distractors; at the cpu scale the second has a hundredth of "
     "the first. Table 5.9 disagrees with table 2.8 for m = 1 and m = 2.",
@@ -137,10 +121,10 @@ def _set_rows(name: str, training: str, at_least: int, per_epoch: int) -> list[R
         "paper": {"data": {"name": training, "validation": "lfw"}},
         "cpu": {"data": {"at_least": at_least}},
     }
-    plain = Row(f"{name} SphereFace", {"head": a_softmax(4)}, places["SphereFace"], data)
+    plain = Row(f"{name} SphereFace", {"head": protocol.a_softmax(4)}, places["SphereFace"], data)
     energy = Row(
         f"{name} SphereFace+",
-        {"head": a_softmax(4, energy_weight=1.0, energy_start=10 * per_epoch)},  # with the second stage
+        {"head": protocol.a_softmax(4, energy_weight=1.0, energy_start=10 * per_epoch)},  # with the second stage
         places["SphereFace+"],
         {
             **data,
@@ -152,11 +136,10 @@ def _set_rows(name: str, training: str, at_least: int, per_epoch: int) -> list[R
     return [plain, energy]
 
 
-TRAINING_SETS = Recipe(
+TRAINING_SETS = protocol.face_recipe(
     name="sphereface-plus-data",
     title="SphereFace+ with three training sets",
     reference="table D.8 of the thesis",
-    base=FACES["base"],
     scales=PLUS.scales,
     rows=(
         *_set_rows("IMDb-Face", "imdb_face", 6, 77),
@@ -164,16 +147,13 @@ TRAINING_SETS = Recipe(
         *_set_rows("CASIA-WebFace", "casia_webface", 10, 62),
     ),
     seeds=(1, 2, 3),
-    metrics=(ACCURACY, RANK1, TAR, FISHER),
+    metrics=(protocol.ACCURACY, protocol.RANK1, protocol.TAR, protocol.FISHER),
     covers=("T-D.8",),
     cost={"paper": 30000, "cpu": 0.4, "smoke": 0.01},
-    measure=measure_faces,
-    seeded=SEEDED,
     claims=tuple(
         Claim(f"SphereFace+ verifies better than SphereFace ({name}).", f"{name} SphereFace+")
         for name in ("IMDb-Face", "MS-Celeb", "CASIA-WebFace")
     ),
-    axes=AXES,
     note=f"{_NOTE} Three parts of LFW of decreasing size stand for MS-Celeb, IMDb-Face and CASIA-WebFace at the cpu "
     "scale: people with at least 3, 6 and 10 photographs, with the learning rate 0.1 and the weight 1 in all rows; "
     "nothing is tuned, because recipe sphereface-plus tunes both on the same data. The thesis does not state m "

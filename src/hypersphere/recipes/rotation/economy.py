@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from hypersphere.recipes.architectures.imagenet import PROTOCOL
-from hypersphere.recipes.energy.settings import BASELINE, HALF, TUNING
+from hypersphere.recipes.energy.settings import BASELINE, HALF
 from hypersphere.recipes.protocols import ENERGY, ERROR, SECONDS, stepwise
-from hypersphere.recipes.recipe import Claim, Grid, Method, Patch, Recipe, Row, cells, table_rows
+from hypersphere.recipes.recipe import Claim, Grid, Method, Patch, Row, cells, table_rows
 from hypersphere.recipes.rotation import settings
-from hypersphere.recipes.rotation.settings import CNN_BASE, GRAM_SCHMIDT, ON_CPU, STATED, TINY_CNN, cnn_scales
+from hypersphere.recipes.rotation.settings import GRAM_SCHMIDT, ON_CPU, STATED, TINY_CNN, rotation_recipe
 from hypersphere.training.config import merge
 
 __all__ = ["BLOCKS", "STOCHASTIC"]
@@ -87,12 +87,10 @@ def _subset_row(name: str, method: Method) -> Row:
     return Row(name, patch, printed, {**at, **paper}, method.grid, "S-OPT (GS), Wide CNN-9")
 
 
-STOCHASTIC = Recipe(
+STOCHASTIC = rotation_recipe(
     name="opt-stochastic",
     title="Rotations of random subsets of the dimensions (S-OPT)",
     reference="tables 10 and 11 of the OPT paper",
-    base=CNN_BASE,
-    scales=cnn_scales(),
     rows=(
         *(row for column in _NETWORKS for row in _line_rows(column)),
         *(_subset_row(name, method) for name, method in _SUBSETS.items()),
@@ -105,13 +103,9 @@ STOCHASTIC = Recipe(
         ],
         "smoke": ["S-OPT (GS), CNN-6", "p = 0"],
     },
-    seeds=(0, 1, 2, 3, 4),
     metrics=_METRICS,
     covers=("O-T10", "O-T11"),
     cost={"paper": 100_000, "cpu": 1.0, "smoke": 0.01},
-    measure=settings.count_trainable_parameters,
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=(
         Claim("S-OPT has a lower error than plain training.", "S-OPT (GS), CNN-6"),
         Claim("OPT has a lower error than S-OPT.", "OPT (GS), CNN-6", "S-OPT (GS), CNN-6"),
@@ -156,12 +150,10 @@ def _block_row(name: str, k: int, shared: bool) -> Row:
     )
 
 
-BLOCKS = Recipe(
+BLOCKS = rotation_recipe(
     name="opt-blocks",
     title="Block-diagonal rotations, with separate and with shared blocks (PE-OPT)",
     reference="tables F.4 and F.5 of the thesis, tables 19 and 20 of the OPT paper",
-    base=CNN_BASE,
-    scales=cnn_scales(),
     rows=(
         Row("Baseline", printed={"error": ("T-F.5", "Baseline", "PE-OPT (CP)")}, grid=_PLAIN_RATES),
         Row(
@@ -178,13 +170,10 @@ BLOCKS = Recipe(
         + [f"PE-OPT (GS), {blocks}" for blocks in ("k = 2", "k = 4", "k = 8", "k = 2, shared", "k = 8, shared")],
         "smoke": ["Baseline", "PE-OPT (OGD), k = 4", "PE-OPT (GS), k = 2, shared"],
     },
-    seeds=(0, 1, 2, 3, 4),
     metrics=_METRICS,
     covers=("T-F.4", "T-F.5"),
     cost={"paper": 16_000, "cpu": 0.8, "smoke": 0.01},
-    measure=settings.count_trainable_parameters,
     baseline="Baseline",
-    tuning=TUNING,
     claims=(
         *(
             Claim(
@@ -203,6 +192,7 @@ BLOCKS = Recipe(
         Claim("Plain training is better than eight shared blocks.", "Baseline", "PE-OPT (GS), k = 8, shared"),
         Claim("Eight shared blocks are better than fixed random neurons.", "PE-OPT (GS), k = 8, shared", _FIXED),
     ),
+    figures=(),
     note=f"{ON_CPU} Each row has two trials on a fifth of the training images: two learning rates of the rotation, or "
     f"of all parameters if there is none. {STATED} Channels are divided into k blocks; the first layer, with three "
     "channels, is rotated as a whole, and the inputs of the fully connected layer are divided too (neither is "

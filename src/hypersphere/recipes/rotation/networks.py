@@ -9,26 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hypersphere.recipes.energy.networks import layer_curves
-from hypersphere.recipes.energy.settings import BASELINE, HALF, SMALL, TUNING
-from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS, SMOKE
-from hypersphere.recipes.recipe import Claim, Method, Outcome, Patch, Recipe, Row, cells, table_rows
+from hypersphere.recipes.energy.settings import BASELINE, HALF, SMALL
+from hypersphere.recipes.protocols import CIFAR, SMOKE
+from hypersphere.recipes.recipe import Claim, Method, Outcome, Patch, Row, cells, table_rows
 from hypersphere.recipes.rotation import settings
-from hypersphere.recipes.rotation.settings import (
-    CNN_BASE,
-    METHODS,
-    ON_CPU,
-    STATED,
-    TUNED,
-    cnn_scales,
-    rotated,
-    with_decay,
-)
 from hypersphere.training import Experiment, Run
 from hypersphere.training.config import merge
 
 __all__ = ["BARE", "CNN", "RESNET", "UNIT_NEURONS", "measure_layers"]
-
-_METRICS = (ERROR, ENERGY, settings.TRAINABLE_PARAMETERS, SECONDS)
 
 
 def measure_layers(experiment: Experiment, run: Run) -> Outcome:
@@ -39,11 +27,11 @@ def measure_layers(experiment: Experiment, run: Run) -> Outcome:
 # --- CNN-6 and CNN-9 (tables 7.1 and 7.4, figures 7.3 and F.2)
 
 _COLUMNS = {"CNN-6": "opt_cnn6", "CNN-9": "opt_cnn9"}
-_COMPARED: dict[str, Method] = {**settings.PLAIN, **METHODS}
+_COMPARED: dict[str, Method] = {**settings.PLAIN, **settings.METHODS}
 _FREER = {
-    "UPT, trained neurons": with_decay(rotated("free", (0.01, 0.1), learn_neurons=True)),
-    "UPT": with_decay(rotated("free", (0.01, 0.1))),
-    "OPT (GS), trained neurons": rotated("gram_schmidt", learn_neurons=True),
+    "UPT, trained neurons": settings.with_decay(settings.rotated("free", (0.01, 0.1), learn_neurons=True)),
+    "UPT": settings.with_decay(settings.rotated("free", (0.01, 0.1))),
+    "OPT (GS), trained neurons": settings.rotated("gram_schmidt", learn_neurons=True),
 }
 _FREER_LINES = ("UPT | FN N | LR U", "UPT | FN Y | LR U", "OPT | FN N | LR GS")
 _ON_CPU = ("Baseline", "HS-MHE", "OPT (GS)", "OPT (CP)", "OPT (OGD)", "OPT (OR)")
@@ -74,30 +62,25 @@ def _cnn_rows() -> list[Row]:
     for column, model in _COLUMNS.items():
         network = {column: {"model": {"name": model, "norm": "batch"}}}
         # The thesis has fewer rows than the paper.
-        rows += _compared_rows("T7.4", ["Baseline", "HS-MHE", *METHODS], network, at)
+        rows += _compared_rows("T7.4", ["Baseline", "HS-MHE", *settings.METHODS], network, at)
         freer = dict(zip(_FREER, _FREER_LINES, strict=True))
         rows += table_rows("T7.1", _FREER, network, baseline="Baseline", at={column: at}, in_source=freer)
     return rows
 
 
-CNN = Recipe(
+CNN = settings.rotation_recipe(
     name="opt-cnn",
     title="CNN-6 and CNN-9 trained by rotation",
     reference="tables 7.1 and 7.4 and figures 7.3 and F.2 of the thesis, table 6 of the OPT paper",
-    base=CNN_BASE,
-    scales=merge(cnn_scales(), {"cpu": {"validation": {"every": 1}}}),  # the curves are figures of the source
+    scales=merge(settings.cnn_scales(), {"cpu": {"validation": {"every": 1}}}),  # the curves are figures of the source
     rows=tuple(_cnn_rows()),
     default_rows={
         "cpu": cells([*_ON_CPU, *_FREER], ["CNN-6"]),
         "smoke": cells(["Baseline", "OPT (GS)", "UPT"], ["CNN-6"]),
     },
-    seeds=(0, 1, 2, 3, 4),
-    metrics=_METRICS,
     covers=("T7.1", "T7.4", "O-T6", "F7.3", "F-F.2"),
     cost={"paper": 8000, "cpu": 1.5, "smoke": 0.01},
     measure=measure_layers,
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=(
         *(
             Claim(f"{name} has a lower error than plain training.", f"{name}, CNN-6", source="T7.4")
@@ -111,7 +94,7 @@ CNN = Recipe(
         Claim("Rotation ends with a lower energy.", "OPT (GS), CNN-6", metric="energy", source="F7.3"),
         Claim("Half-space MHE ends with a lower energy.", "HS-MHE, CNN-6", metric="energy", source="F7.3"),
     ),
-    note=f"{ON_CPU} {TUNED} UPT has an unconstrained R with weight decay: two rates and two decays are tried. {STATED} "
+    note=f"{settings.ON_CPU} {settings.TUNED} UPT has an unconstrained R with weight decay: two rates and two decays are tried. {settings.STATED} "
     "Rotations act on all layers except the classifier. Table 6 of the paper also has a perceptron (recipe opt-mlp) "
     "and residual networks (opt-resnet). The weights of the regularisers are not printed; those of chapters 5 and 6 "
     "are used. The curves show the half-space energy with s = 2, averaged over pairs and layers, and of each layer; "
@@ -126,33 +109,27 @@ _RATES = {
 }
 _BARE = {
     name: replace(method, grid={"optimizer.lr": (0.1, 0.03), "optimizer.rotation_lr": _RATES[name]})
-    for name, method in METHODS.items()
+    for name, method in settings.METHODS.items()
 }
 
-BARE = Recipe(
+BARE = settings.rotation_recipe(
     name="opt-cnn-bare",
     title="CNN-6 without BatchNorm trained by rotation",
     reference="table 7.5 of the thesis, table 5 of the OPT paper",
-    base=merge(CNN_BASE, {"model": {"norm": "none"}}),
-    scales=cnn_scales(),
+    base=merge(settings.CNN_BASE, {"model": {"norm": "none"}}),
     rows=table_rows("T7.5", {"Baseline": BASELINE, "HS-MHE": HALF, **_BARE}),
     default_rows={"cpu": _ON_CPU, "smoke": ["Baseline", "OPT (CP)"]},
-    seeds=(0, 1, 2, 3, 4),
-    metrics=_METRICS,
     covers=("T7.5",),
     cost={"paper": 2000, "cpu": 0.8, "smoke": 0.01},
-    measure=settings.count_trainable_parameters,
-    figures=("error", "energy"),
     baseline="Baseline",
-    tuning=TUNING,
     claims=tuple(
         Claim(f"Without BatchNorm, {name} has a lower error than {than}.", name, row)
         for name in ("OPT (GS)", "OPT (CP)", "OPT (OGD)")
         for than, row in (("plain training", "Baseline"), ("half-space MHE", "HS-MHE"))
     ),
-    note=f"{ON_CPU} Each row has four trials on a fifth of the training images: rotations two learning rates of R and "
+    note=f"{settings.ON_CPU} Each row has four trials on a fifth of the training images: rotations two learning rates of R and "
     "two of all other parameters, plain training two learning rates and two weight decays, half-space MHE two weights "
-    f"and two weight decays. {STATED} Whether the source changes the learning rate without BatchNorm is not stated. "
+    f"and two weight decays. {settings.STATED} Whether the source changes the learning rate without BatchNorm is not stated. "
     "OPT (OR) did not converge in the source.",
 )
 
@@ -169,26 +146,20 @@ def _norm_row(name: str, column: str) -> Row:
     return replace(row, baseline=f"{name}, w/o Norm") if _NORMS[column] else row
 
 
-UNIT_NEURONS = Recipe(
+UNIT_NEURONS = settings.rotation_recipe(
     name="opt-unit-neurons",
     title="Random neurons scaled to norm 1 before training",
     reference="table 7.7 of the thesis, table 3 of the OPT paper",
-    base=CNN_BASE,
-    scales=cnn_scales(),
-    rows=tuple(_norm_row(name, column) for name in ("Baseline", *METHODS) for column in _NORMS),
+    rows=tuple(_norm_row(name, column) for name in ("Baseline", *settings.METHODS) for column in _NORMS),
     default_rows={"cpu": cells(["Baseline", "OPT (LS)", "OPT (CP)"], _NORMS), "smoke": cells(["OPT (CP)"], _NORMS)},
     seeds=(0, 1, 2),
-    metrics=_METRICS,
     covers=("T7.7",),
     cost={"paper": 4000, "cpu": 0.6, "smoke": 0.01},
-    measure=settings.count_trainable_parameters,
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=tuple(
         Claim(f"Unit neurons improve {text}.", f"{name}, w/ Norm")
         for name, text in (("Baseline", "plain training"), ("OPT (LS)", "OPT (LS)"), ("OPT (CP)", "OPT (CP)"))
     ),
-    note=f"{ON_CPU} {TUNED} {STATED} Neurons are scaled once, before training; a rotation keeps their norms, plain "
+    note=f"{settings.ON_CPU} {settings.TUNED} {settings.STATED} Neurons are scaled once, before training; a rotation keeps their norms, plain "
     "training does not (the source does not say how its baseline is normalised). The network has BatchNorm, so norms "
     "change the size of steps rather than the functions that can be learned.",
 )
@@ -197,12 +168,12 @@ UNIT_NEURONS = Recipe(
 
 _THESIS = ("Baseline", "OPT (GS)", "OPT (CP)")  # the other lines are only in the paper
 
-RESNET = Recipe(
+RESNET = settings.rotation_recipe(
     name="opt-resnet",
     title="Residual networks trained by rotation",
     reference="table 7.8 of the thesis, table 6 of the OPT paper",
     base=CIFAR["base"],
-    scales={"paper": cnn_scales()["paper"], "cpu": SMALL, "smoke": SMOKE},
+    scales={"paper": settings.cnn_scales()["paper"], "cpu": SMALL, "smoke": SMOKE},
     rows=tuple(
         _compared_rows(
             "T7.8",
@@ -215,18 +186,13 @@ RESNET = Recipe(
         )
     ),
     default_rows={"cpu": cells(_THESIS, ["ResNet-20"]), "smoke": cells(["Baseline", "OPT (CP)"], ["ResNet-20"])},
-    seeds=(0, 1, 2, 3, 4),
-    metrics=_METRICS,
     covers=("T7.8",),
     cost={"paper": 6000, "cpu": 0.5, "smoke": 0.01},
-    measure=settings.count_trainable_parameters,
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=tuple(
         Claim(f"{name} improves a residual network.", f"{name}, ResNet-20") for name in ("OPT (GS)", "OPT (CP)")
     ),
     note="At the scale cpu: ResNet-8, one block per stage of 8, 16 and 32 filters, 10,000 images of CIFAR-10 at 16×16 "
-    f"pixels, 15 epochs; rotations start at the identity. {TUNED} {STATED} Shortcuts have no weights. The thesis "
+    f"pixels, 15 epochs; rotations start at the identity. {settings.TUNED} {settings.STATED} Shortcuts have no weights. The thesis "
     "prints for OPT (GS) the numbers that the paper prints for OPT (HR), which are therefore the same in both rows; "
     "the paper has 30.49 and 29.34 for OPT (GS).",
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hypersphere import rotation
-from hypersphere.recipes.energy.settings import BASELINE, HALF, ORTHOGONAL, SMALL, SRIP
-from hypersphere.recipes.protocols import CIFAR, SMOKE, stepwise
-from hypersphere.recipes.recipe import Method, Metric, Outcome
+from hypersphere.recipes.energy.settings import BASELINE, HALF, ORTHOGONAL, SMALL, SRIP, TUNING
+from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS, SMOKE, stepwise
+from hypersphere.recipes.recipe import Method, Metric, Outcome, Recipe
 from hypersphere.training import Experiment, Run
 
 TRAINABLE_PARAMETERS = Metric("parameters", "trainable parameters", ".0f", None)
@@ -110,3 +111,16 @@ def cnn_scales(**measure: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         scale: {**patch, **({"measure": measure[scale]} if scale in measure else {})} for scale, patch in scales.items()
     }
+
+
+# What most recipes of this part share.
+rotation_recipe = partial(
+    Recipe,
+    base=CNN_BASE,
+    scales=cnn_scales(),
+    seeds=(0, 1, 2, 3, 4),
+    metrics=(ERROR, ENERGY, TRAINABLE_PARAMETERS, SECONDS),
+    measure=count_trainable_parameters,
+    figures=("error", "energy"),
+    tuning=TUNING,
+)

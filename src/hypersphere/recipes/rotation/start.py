@@ -6,11 +6,19 @@ import torch
 
 from hypersphere import energy, models
 from hypersphere._layer_selection import layers_of
-from hypersphere.recipes.energy.settings import TUNING
 from hypersphere.recipes.execution import outcome_of_lines
 from hypersphere.recipes.protocols import ENERGY, ERROR
-from hypersphere.recipes.recipe import Claim, Method, Metric, Outcome, Place, Recipe, Row, cells
-from hypersphere.recipes.rotation.settings import CAYLEY, CNN_BASE, GRAM_SCHMIDT, LOWDIN, ON_CPU, STATED, cnn_scales
+from hypersphere.recipes.recipe import Claim, Method, Metric, Outcome, Place, Row, cells
+from hypersphere.recipes.rotation.settings import (
+    CAYLEY,
+    CNN_BASE,
+    GRAM_SCHMIDT,
+    LOWDIN,
+    ON_CPU,
+    STATED,
+    cnn_scales,
+    rotation_recipe,
+)
 from hypersphere.rotation import refine_neurons
 from hypersphere.rotation.menu import NeuronPreparation
 from hypersphere.training import Experiment, Run
@@ -103,7 +111,7 @@ def _refined_row(name: str, method: Method, column: str) -> Row:
     return Row(f"{name}, {column}", patch, printed, {**steps, "paper": method.paper}, _RATES, baseline)
 
 
-INITIAL_ENERGY = Recipe(
+INITIAL_ENERGY = rotation_recipe(
     name="opt-initial-energy",
     title="The energy that training starts from: shifted means and refined neurons",
     reference="table 7.2 of the thesis, table 2 of the OPT paper (tables 4 and 7.6)",
@@ -123,7 +131,6 @@ INITIAL_ENERGY = Recipe(
         ],
         "smoke": ["OPT (CP), mean 5e-2", "OPT (GS), HS-MHE"],
     },
-    seeds=(0, 1, 2, 3, 4),
     metrics=(
         ERROR,
         Metric("source_energy", "initial energy of CNN-6", ".4f", False),
@@ -133,8 +140,6 @@ INITIAL_ENERGY = Recipe(
     covers=("T7.2", "O-T2"),
     cost={"paper": 5000, "cpu": 1.2, "smoke": 0.01},
     measure=measure_start,
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=(
         *(
             Claim(
