@@ -175,13 +175,11 @@ RECIPE = Recipe(
         ),
         Claim("Larger perturbations are needed to fool TanhConv.", "TanhConv", metric="deepfool_l2", source="F-C.1"),
     ),
-    note="FGSM with ε = 8/255; BIM with 20 steps of 2/255 within the same ε. Networks with natural and with FGSM "
-    "training are attacked directly, and by attacks on a plain, naturally trained network with another seed "
-    "and one learning rate for all rows. Half of the loss of adversarial training is that of the attacked images; the "
-    "source does not state the fraction. Its number of steps is not stated; those "
-    "of the SphereNets are taken. There are plain gradients and no weight projection, as stated. The source "
-    "contradicts itself on the network (CNN-9 or ResNet); CNN-9 is used. DeepFool is run for ℓ₂ and for ℓ∞; medians "
-    "are over images that were classified correctly. On a CPU: CNN-9 with 8, 16 and 32 filters, 20,000 images of "
-    "CIFAR-10 at 16×16 pixels, 10 epochs, 1,000 attacked test images (200 for DeepFool); learning rates are chosen by "
-    "the accuracy without attack.",
+    note="Networks with natural and with FGSM training are attacked directly, and by attacks on a plain, naturally "
+    "trained network with another seed and one learning rate for all rows. Half of the loss of adversarial training is "
+    "that of the attacked images; the source does not state the fraction. Its number of steps is not stated; those of "
+    "the SphereNets are taken. There are plain gradients and no weight projection, as stated. The source contradicts "
+    "itself on the network (CNN-9 or ResNet); CNN-9 is used. DeepFool is run for ℓ₂ and for ℓ∞; medians are over "
+    "images that were classified correctly. On a CPU, images have 16×16 pixels, and learning rates are chosen by the "
+    "accuracy without attack.",
 )

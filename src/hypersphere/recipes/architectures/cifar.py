@@ -52,10 +52,7 @@ CPU: dict[str, Any] = {
     "epochs": 10,
     "validation": {"every": 5, "energy": False, "batch_size": 500},
 }
-SMALL_SIZE = (
-    "CNN-9 with 16, 24 and 32 filters on 20,000 images of CIFAR-10 at 16×16 pixels, 10 epochs, Adam without weight "
-    "decay, one cycle"
-)
+SMALL_SIZE = "On a CPU: a narrow network on 20,000 images of CIFAR-10 at 16×16 pixels"
 SMALL_CNN: dict[str, Any] = {"name": "spherenet_cnn9", "widths": [16, 24, 32], "feature_dim": 64}
 SMOKE_CNN: dict[str, Any] = {**SMOKE, "model": {"name": "spherenet_cnn9", "widths": [4, 4, 4], "feature_dim": 8}}
 

@@ -44,8 +44,8 @@ NO_BATCH_NORM = cifar.operator_recipe(
         Claim("Without BatchNorm, TanhConv is better than convolution.", "TanhConv, Cosine"),
         Claim("Without BatchNorm, SegConv is better than convolution.", "SegConv, Cosine"),
     ),
-    note=f"Whether there is a ReLU is not stated; there is one. {cifar.RELEASED}, {_PENALTY}. In the source, LinearConv and "
-    f"SegConv with the square cosine did not converge. On a CPU: {cifar.SMALL_SIZE}, without BatchNorm.",
+    note=f"Whether there is a ReLU is not stated; there is one. {cifar.RELEASED}, {_PENALTY}. In the source, "
+    f"LinearConv and SegConv with the square cosine did not converge. {cifar.SMALL_SIZE}.",
 )
 
 # --- with and without ReLU (table 4.3)
@@ -100,7 +100,7 @@ OPERATORS = cifar.operator_recipe(
         ),
         Claim("With ReLU, SegConv is better than convolution.", "SegConv, Cosine w/ ReLU"),
     ),
-    note=f"BatchNorm in every row. {cifar.RELEASED}, {_PENALTY}. On a CPU: {cifar.SMALL_SIZE}; two operators and three columns.",
+    note=f"BatchNorm in every row. {cifar.RELEASED}, {_PENALTY}. {cifar.SMALL_SIZE}.",
 )
 
 # --- weight norms (table 4.1)
@@ -140,8 +140,8 @@ NORMS = cifar.operator_recipe(
         Claim("Weighted gradients are better than standard gradients.", "weighted gradients"),
     ),
     note="Network and angular activation are not stated; those of table 4.4, which repeats a number, are used. "
-    f"{cifar.RELEASED}, the orthogonal penalty has the weight 5e-6, the projection runs every 100 steps, and shortcuts that "
-    f"change the width are ordinary 1×1 convolutions. On a CPU: {cifar.SMALL_SIZE}. Cosine TanhConv with one learned radius "
+    f"{cifar.RELEASED}, the orthogonal penalty has the weight 5e-6, the projection runs every 100 steps, and shortcuts "
+    f"that change the width are ordinary 1×1 convolutions. {cifar.SMALL_SIZE}. Cosine TanhConv with one learned radius "
     "per layer, except for the product of tanhs, where ρ = 1: if learned, its radii grow without bound (to 50 times "
     "the mean patch norm in 40 steps) and the outputs vanish.",
 )

@@ -89,6 +89,5 @@ RECIPE = Recipe(
     note="The source shows pictures; the angular Fisher score of the test features is added here, lower is more "
     "compact. Six convolutions, FC 256, FC 2 and the classifier; max-pooling after every second convolution, ReLU, "
     "BatchNorm, the number of steps and ε = 0.1 of the attack are not stated in the source. Convolutions are "
-    "decoupled, fully connected layers are ordinary. On a CPU: 12,000 digits of 14×14 pixels, 8, 16 and 32 filters, 15 "
-    "epochs.",
+    "decoupled, fully connected layers are ordinary.",
 )

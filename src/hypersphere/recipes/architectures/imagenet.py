@@ -40,7 +40,7 @@ def measure_top5(experiment: Experiment, run: Run) -> Outcome:
 # --- SphereResNet-18 (figure 3.6)
 
 _SMALL_RESNET: dict[str, Any] = {"name": "resnet18", "widths": [8, 12, 16, 24], "large_stem": False}
-_SIZE = "on 20,000 images of CIFAR-10 at 16×16 pixels, 10 epochs, Adam without decay, one cycle"
+_SIZE = "On a CPU: a narrow network on 20,000 images of CIFAR-10 at 16×16 pixels"
 SPHERE = cifar.operator_recipe(
     name="spherenet-imagenet",
     title="SphereResNet-18 on ImageNet",
@@ -63,8 +63,7 @@ SPHERE = cifar.operator_recipe(
     baseline="ResNet-18",
     claims=(Claim("SphereResNet-18-v2 ends better than ResNet-18.", "SphereResNet-18-v2"),),
     note=f"{_ABOUT}. Version 1 has operators in its 1×1 shortcuts too and is trained with the cosine W-Softmax; "
-    "version 2 has ordinary shortcuts and softmax. On a CPU: ResNet-18 with 8, 12, 16 and 24 filters and a 3×3 stem, "
-    f"{_SIZE}.",
+    f"version 2 has ordinary shortcuts and softmax. {_SIZE}.",
 )
 
 # --- decoupled ResNet-18 (table 4.6)
@@ -126,8 +125,7 @@ DECOUPLED = cifar.operator_recipe(
     note=f"{_ABOUT}; so are the number of steps, PReLU in the modified network, one projection per 100 steps and the "
     "weight of the orthogonal penalty, 5e-6. The source starts the decoupled standard networks from a trained CNN, "
     "which had more training than the baseline; here all rows start from random weights. In the source, convolution "
-    "and LinearConv did not converge without BatchNorm. "
-    f"On a CPU: the modified network with 8, 16, 24 and 32 filters and no stem, {_SIZE}.",
+    f"and LinearConv did not converge without BatchNorm. {_SIZE}.",
 )
 
 # --- filters of the first layer (figure C.4)
@@ -195,7 +193,6 @@ FILTERS = cifar.operator_recipe(
     tuning=None,
     note=f"{_ABOUT}. The source shows pictures; sparsity (Hoyer's) and correlation (the mean |cos| between two "
     "filters) are added here. The network is not stated beyond its 256 filters; the wide ResNet-18 of figure 3.6 has "
-    "them. Gradients are plain, without weight projection. On a CPU: ResNet-18 with 32 filters of 7×7 pixels and 32, "
-    "48 and 64 filters in later stages, 20,000 images of CIFAR-10 at 32×32 pixels, 10 epochs, Adam at 3e-3 for all "
-    "rows: the filters are looked at, not the errors.",
+    "them. Gradients are plain, without weight projection. On a CPU: CIFAR-10 at 32×32 pixels and one learning rate "
+    "for all rows: the filters are looked at, not the errors.",
 )

@@ -13,7 +13,7 @@ from hypersphere.training.config import merge
 __all__ = ["CONVERGENCE", "DEEP", "OPERATORS", "SPHERE"]
 
 _SMALL: dict[str, Any] = {"name": "resnet20", "depths": [2, 2, 2], "widths": [8, 16, 32], "shortcut": "projection"}
-_SIZE = "ResNet-14 with 8, 16 and 32 filters on 20,000 images of CIFAR-10 at 16×16 pixels, 10 epochs, one cycle"
+_SIZE = "On a CPU: ResNet-14 on 20,000 images of CIFAR-10 at 16×16 pixels"
 _SHORTCUTS = "shortcuts that change the width are ordinary 1×1 convolutions"
 _SMOKE: dict[str, Any] = {**SMOKE, "model": {**_SMALL, "depths": [1, 1, 1], "widths": [4, 4, 4]}}
 
@@ -68,8 +68,8 @@ CONVERGENCE = cifar.operator_recipe(
     covers=("F3.3a",),
     cost={"paper": 10000, "cpu": 0.6, "smoke": 0.01},
     claims=(Claim("SphereResNet ends better than ResNet on CIFAR-10.", "SphereResNet (Sigmoid 0.3) on CIFAR10"),),
-    note=f"All rows are trained with softmax. CIFAR10+ also shifts the images. {cifar.RELEASED}, the orthonormal penalty has "
-    f"the weight 1e-4, and {_SHORTCUTS}. On a CPU: {_SIZE}, Adam.",
+    note=f"All rows are trained with softmax. CIFAR10+ also shifts the images. {cifar.RELEASED}, the orthonormal "
+    f"penalty has the weight 1e-4, and {_SHORTCUTS}. {_SIZE}.",
 )
 
 # --- CIFAR-10+ and CIFAR-100 (table 3.4)
@@ -122,7 +122,7 @@ SPHERE = cifar.operator_recipe(
     note="The table also cites ELU, FitResNet (LSUV) and ResNet-1001 from other papers. The text mentions vertical "
     "mirroring, which the works it follows do not use; images are shifted by up to 4 pixels and mirrored horizontally. "
     f"{cifar.RELEASED}, the orthonormal penalty has the weight 1e-4, and {_SHORTCUTS}. The margin is annealed as in "
-    f"SphereFace. On a CPU: {_SIZE}, Adam.",
+    f"SphereFace. {_SIZE}.",
 )
 
 # --- decoupled operators, with Adam and SGD (tables 4.4 and C.2, figure 4.4)
@@ -185,9 +185,9 @@ OPERATORS = cifar.operator_recipe(
             source="T-C.2",
         ),
     ),
-    note=f"Whether there is a ReLU is not stated; there is one. {cifar.RELEASED}, the orthogonal penalty has the weight "
-    f"5e-6, filters are rescaled to norm 1 every 100 steps, and {_SHORTCUTS}. The learning rate of SGD is not stated; "
-    f"0.1 with momentum 0.9 is used. On a CPU: {_SIZE}; two operators.",
+    note=f"Whether there is a ReLU is not stated; there is one. {cifar.RELEASED}, the orthogonal penalty has the "
+    f"weight 5e-6, filters are rescaled to norm 1 every 100 steps, and {_SHORTCUTS}. The learning rate of SGD is not "
+    f"stated; 0.1 with momentum 0.9 is used. {_SIZE}.",
 )
 
 # --- against very deep networks (table 4.5)
@@ -234,6 +234,6 @@ DEEP = cifar.operator_recipe(
     claims=(Claim("DCNet-32 is better than ResNet-32.", "DCNet-32 (TanhConv + Cosine), CIFAR-10"),),
     note="The table cites ResNet-110 and ResNet-1001 from other papers; the ResNet-32 with softmax is added here. "
     "Whether the rows were trained with Adam or with SGD is not clear from the text; Adam is used, as in table 4.4. "
-    f"{cifar.RELEASED}, the orthogonal penalty has the weight 5e-6, filters are rescaled to norm 1 every 100 steps, and "
-    f"{_SHORTCUTS}. On a CPU: {_SIZE}, Adam.",
+    f"{cifar.RELEASED}, the orthogonal penalty has the weight 5e-6, filters are rescaled to norm 1 every 100 steps, "
+    f"and {_SHORTCUTS}. {_SIZE}.",
 )

@@ -71,10 +71,9 @@ LOSSES = cifar.operator_recipe(
         Claim("With softmax, SphereConv is better than convolution.", "Sigmoid (0.3), Original Softmax"),
         Claim("GA-Softmax improves a SphereNet.", "Sigmoid (0.3), GA-Softmax (m=4)", "Sigmoid (0.3), Original Softmax"),
     ),
-    note=f"{cifar.RELEASED}, the orthonormal penalty of SphereNets has the weight 1e-4, and the fully connected layer is an "
-    "operator followed by BatchNorm. The source contradicts itself on augmentation; images are mirrored, as section "
-    "3.4.1 says. Margins are annealed as in SphereFace, which the source does not state. "
-    f"On a CPU: {cifar.SMALL_SIZE}; one operator and three losses.",
+    note=f"{cifar.RELEASED}, the orthonormal penalty of SphereNets has the weight 1e-4, and the fully connected layer "
+    "is an operator followed by BatchNorm. The source contradicts itself on augmentation; images are mirrored, as "
+    f"section 3.4.1 says. Margins are annealed as in SphereFace, which the source does not state. {cifar.SMALL_SIZE}.",
 )
 
 # --- depth (table 3.2, figure 3.3d)
@@ -120,11 +119,11 @@ DEPTH = cifar.operator_recipe(
         Claim("A plain SphereNet of 69 layers is better than a CNN of 69 layers.", "Cosine, CNN-69", source="F3.3d"),
     ),
     tuning=None,
-    note=f"{cifar.RELEASED}, the orthonormal penalty of SphereNets has the weight 1e-4, the fully connected layer is an "
-    "operator followed by BatchNorm, and shortcuts of the ResNet that change the width are ordinary 1×1 convolutions. "
-    "SphereNets are trained with the cosine W-Softmax, CNNs with softmax. On a CPU: networks with 8, 12 and 16 "
-    "filters, otherwise as spherenet-losses. The learning rate is that of the source for all rows, 1e-3, and is not "
-    "tuned: the question is which networks train at the usual setting.",
+    note=f"{cifar.RELEASED}, the orthonormal penalty of SphereNets has the weight 1e-4, the fully connected layer is "
+    "an operator followed by BatchNorm, and shortcuts of the ResNet that change the width are ordinary 1×1 "
+    "convolutions. SphereNets are trained with the cosine W-Softmax, CNNs with softmax. On a CPU: networks with 8, 12 "
+    "and 16 filters, otherwise as spherenet-losses. The learning rate is that of the source for all rows, 1e-3, and is "
+    "not tuned: the question is which networks train at the usual setting.",
 )
 
 # --- no ReLU (table 3.3)
@@ -160,8 +159,7 @@ NO_RELU = cifar.operator_recipe(
         Claim("SphereNets need no ReLU.", "Sigmoid (0.1)"),
         Claim("The cosine is non-linear enough without ReLU.", "Cosine"),
     ),
-    note=f"{cifar.RELEASED}, and the loss is softmax. Max-pooling is the only other non-linearity. On a CPU: CNN-18 with 8, "
-    "12 and 16 filters, otherwise as spherenet-losses.",
+    note=f"{cifar.RELEASED}, and the loss is softmax. Max-pooling is the only other non-linearity. {cifar.SMALL_SIZE}.",
 )
 
 
@@ -226,10 +224,10 @@ CONVERGENCE = cifar.operator_recipe(
             metric="error",
         ),
     ),
-    note=f"The figure has BatchNorm in all curves; the rows without it are added here. {cifar.RELEASED}, the orthonormal "
-    "penalty has the weight 1e-4, and the fully connected layer of networks with BatchNorm is an operator followed by "
-    f"BatchNorm. On a CPU: {cifar.SMALL_SIZE}; the learning rate of each row is chosen by the final error on held-out "
-    "training images.",
+    note=f"The figure has BatchNorm in all curves; the rows without it are added here. {cifar.RELEASED}, the "
+    "orthonormal penalty has the weight 1e-4, and the fully connected layer of networks with BatchNorm is an operator "
+    f"followed by BatchNorm. {cifar.SMALL_SIZE}; the learning rate of each row is chosen by the final error on "
+    "held-out training images.",
 )
 
 # --- width (figure 3.3c)
@@ -270,8 +268,8 @@ WIDTH = cifar.operator_recipe(
         Claim("A very narrow CNN is better than a very narrow SphereNet.", "CNN 16/32/48", "SphereNet 16/32/48"),
     ),
     note=f"Operator and loss are not stated for this figure; cosine and softmax are used. {cifar.RELEASED}, and the "
-    "orthonormal penalty of SphereNets has the weight 1e-4. On a CPU: a quarter of the widths in the names, and not "
-    "the largest; otherwise as spherenet-losses.",
+    f"orthonormal penalty of SphereNets has the weight 1e-4. {cifar.SMALL_SIZE}, and a quarter of the widths in the "
+    "names.",
 )
 
 # --- learned k (figure 3.4)
@@ -369,11 +367,11 @@ LEARNED = Recipe(
     measure=_learned,
     baseline="k = 0.3",
     claims=(Claim("A learned k is better than the best fixed one.", "a learned k per filter"),),
-    note="The text quotes 91.22 for the best fixed k, whereas table 3.1 prints 91.28 for k = 0.3. "
-    f"{cifar.RELEASED}, and the orthonormal penalty has the weight 1e-4. k starts at 0.5, as the text says; the "
-    "released code starts it at 0.7. ρ is a learned factor, which starts at 1, times the running mean of the patch "
-    f"norm. On a CPU: {cifar.SMALL_SIZE}, with a maximal learning rate of 3e-3 for all rows, because all of them are "
-    "SphereNets or all are TanhConv networks that differ in one number.",
+    note=f"The text quotes 91.22 for the best fixed k, whereas table 3.1 prints 91.28 for k = 0.3. {cifar.RELEASED}, "
+    "and the orthonormal penalty has the weight 1e-4. k starts at 0.5, as the text says; the released code starts it "
+    f"at 0.7. ρ is a learned factor, which starts at 1, times the running mean of the patch norm. {cifar.SMALL_SIZE}, "
+    "with one learning rate for all rows, because all of them are SphereNets or all are TanhConv networks that differ "
+    "in one number.",
 )
 
 # --- SphereNorm at small batches (figure 3.5)
@@ -431,7 +429,6 @@ SMALL_BATCHES = cifar.operator_recipe(
         ),
     ),
     note="Only the batch size of the first panel, 4, can be read in the source; 8, 16 and 32 are chosen here. "
-    f"SphereNorm replaces convolutions; the fully connected layer is ordinary. {cifar.RELEASED}, and the orthonormal penalty "
-    "has the weight 1e-4. On a CPU: CNN-9 with 16, 24 and 32 filters on 20,000 images of CIFAR-10 at 16×16 pixels, "
-    "10,000 steps of batches of 4, Adam without weight decay, one cycle.",
+    f"SphereNorm replaces convolutions; the fully connected layer is ordinary. {cifar.RELEASED}, and the orthonormal "
+    f"penalty has the weight 1e-4. {cifar.SMALL_SIZE}.",
 )

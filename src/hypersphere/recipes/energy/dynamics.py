@@ -107,7 +107,6 @@ DYNAMICS = Recipe(
     "their initial values, one orthogonal matrix per layer is learned through Gram-Schmidt (figure E.1), without "
     "weight decay; the classifier is trained as usual. Regularisers have s = 1, as the energy that is drawn (appendix "
     "E.1 says s = 2). The curves show the energy in half space with s = 2, the mean over layers; the column shows "
-    "equation E.2 (s = 1, summed over layers) after training. At the scale cpu: 8, 16 and 16 filters on a fifth of "
-    "CIFAR-10 at 16×16 pixels, 15 epochs, and the better of two learning rates on a fifth of the training images. The "
-    "rows CNN-3 on CIFAR-10 stand for figure E.3.",
+    "equation E.2 (s = 1, summed over layers) after training. At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, "
+    "and the better of two learning rates on a fifth of it. The rows CNN-3 on CIFAR-10 stand for figure E.3.",
 )

@@ -53,6 +53,6 @@ AM_SOFTMAX = Recipe(
     claims=(Claim("Energy of the class vectors raises the accuracy of AM-Softmax.", "AM-Softmax + MHE"),),
     note="s = 30 and m = 0.35, the settings of the paper of AM-Softmax; they and the weight of the energy, 1 here, are "
     "not printed in the thesis, and the same settings are used for both rows. At the scale cpu: View 2 of LFW, trained "
-    "on the people of nine folds with at least three images, 56×48 grey pixels, and tested on the 600 pairs of the "
-    "remaining fold; seed k leaves out fold k. The accuracy is that of ten-fold cross-validation within these pairs.",
+    "on the people of nine folds and tested on the 600 pairs of the remaining fold; seed k leaves out fold k. The "
+    "accuracy is that of ten-fold cross-validation within these pairs.",
 )

@@ -207,14 +207,13 @@ GAN = Recipe(
         Claim("MHE in the discriminator raises the score.", "MHE"),
         Claim("MHE and spectral normalisation are better than the latter alone.", "MHE + SN"),
     ),
-    note="Networks of table D.5; losses of equation D.12. Where the source is silent, the authors' released "
-    "settings: Adam at 1e-4 with β = (0.5, 0.999), batches of 64, one step of the discriminator per step of the "
-    "generator, 200,000 steps, logarithmic half-space energy with weight 1e-6, or 1e-7 with spectral normalisation. "
-    "The score of the source uses the Inception network: pass its import path as measure.classifier (images in [0, "
-    "1] to probabilities). By default the classifier is a CNN trained on the real images, so scores can be compared "
-    "between rows only. Weight clipping, gradient penalties, WGAN-GP and the normalisations BN, LN and WN are quoted "
-    "from the SN-GAN paper in the source and are not run. At the scale cpu: 16×16 pixels, an eighth to a quarter of "
-    "the widths, 4,000 steps, and the weight 1 of the other experiments, because 1e-6 times a mean over pairs is "
-    "negligible next to the loss. A run is not resumed if it is interrupted. The pictures of figure D.3 are the rows "
-    "GAN and MHE + SN.",
+    note="Networks of table D.5; losses of equation D.12. Where the source is silent, the authors' released settings: "
+    "Adam at 1e-4 with β = (0.5, 0.999), batches of 64, one step of the discriminator per step of the generator, "
+    "200,000 steps, logarithmic half-space energy with weight 1e-6, or 1e-7 with spectral normalisation. The score of "
+    "the source uses the Inception network: pass its import path as measure.classifier (images in [0, 1] to "
+    "probabilities). By default the classifier is a CNN trained on the real images, so scores can be compared between "
+    "rows only. Weight clipping, gradient penalties, WGAN-GP and the normalisations BN, LN and WN are quoted from the "
+    "SN-GAN paper in the source and are not run. At the scale cpu: 16×16 pixels, and the weight 1 of the other "
+    "experiments, because 1e-6 times a mean over pairs is negligible next to the loss. A run is not resumed if it is "
+    "interrupted. The pictures of figure D.3 are the rows GAN and MHE + SN.",
 )

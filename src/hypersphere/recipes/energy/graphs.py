@@ -46,8 +46,8 @@ ENERGIES = Recipe(
     ),
     note="The public split; two layers, 16 hidden units, dropout 0.5; Adam at 0.01 for 200 epochs without early "
     "stopping. The weight decay is 5e-4 on all weights (in the official code on those of the first layer only, with "
-    "early stopping after ten epochs). The energy is that of the hidden neurons. Its weight is not printed and is 1 "
-    "at the scale paper. At the scale cpu each row tries two weight decays, with two weights of the energy or, without "
+    "early stopping after ten epochs). The energy is that of the hidden neurons. Its weight is not printed and is 1 at "
+    "the scale paper. At the scale cpu each row tries two weight decays, with two weights of the energy or, without "
     "energy, with two learning rates, and uses the best of these four on the validation nodes, averaged over three "
     "seeds.",
 )

@@ -189,8 +189,7 @@ TEN = Recipe(
     ),
     note="Single: class 0 keeps 10 % of its training images. Multiple: class i keeps a fraction (i+1)/10. The test "
     "data are complete. The schedule of appendix D.1 in steps, although there are fewer images (not stated). At the "
-    "scale "
-    "cpu: 10,000 of the remaining images at 16×16 pixels, 15 epochs, 16, 32 and 64 filters. " + _TUNED,
+    "scale cpu: 10,000 of the remaining images at 16×16 pixels. " + _TUNED,
 )
 
 HUNDRED = Recipe(
@@ -212,6 +211,6 @@ HUNDRED = Recipe(
         Claim("With classes of rising size, MHE has a lower error.", "MHE, Multiple"),
     ),
     note="Single: classes 0 to 9 keep 10 % of their training images. Multiple: class i keeps a fraction (i+1)/100. At "
-    "the scale cpu: a fifth of CIFAR-100 (100 images per class before any are removed) at 16×16 pixels, 15 epochs, 16, "
-    "32 and 64 filters. The error of classes 0 to 9 is not in the source. " + _TUNED,
+    "the scale cpu: a fifth of CIFAR-100 (100 images per class before any are removed) at 16×16 pixels. The error of "
+    "classes 0 to 9 is not in the source. " + _TUNED,
 )

@@ -23,10 +23,7 @@ from hypersphere.training.config import merge
 
 __all__ = ["CNN", "DEPTH", "FORMS", "LAYERS", "SPHERENET", "WEIGHTS", "WIDTH", "layer_curves"]
 
-_CPU = (
-    "At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, 15 epochs, 16, 32 and 64 filters (the source: 64, 128 and "
-    f"256 on CIFAR-100). {TUNED}"
-)
+_CPU = f"At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels and a quarter of the width. {TUNED}"
 _PAPER = (
     "At the scale paper: the schedule, batch, weight decay and weights of appendix D.1 (chapter 6 prints no schedule); "
     "images are shifted by up to four pixels and mirrored. The authors' code has another weight decay (5e-4), label "
@@ -102,8 +99,7 @@ CNN = energy_recipe(
     "and over hidden layers, before training and after every third epoch; the source sums over layers. The row "
     "Orthonormal is not in table 6.1. The settings of SRIP and of the inner steps of AP-CoMHE and Adv-CoMHE are not "
     "printed: SRIP has the weight 1e-3, and projections have the defaults of this library. The first layer, with "
-    "27-dimensional neurons, "
-    "is not projected, as in the authors' code.",
+    "27-dimensional neurons, is not projected, as in the authors' code.",
 )
 
 _FORMS: dict[str, Method] = {
@@ -150,9 +146,7 @@ FORMS = energy_recipe(
         Claim(f"{line} has a lower error than weight decay alone.", f"{line}, CIFAR-10 s=2") for line in _FORMS
     ),
     note=f"{_CPU} {_PAPER} Weights are those printed for the Euclidean distance also where the distance is an angle. "
-    "At the scale cpu only rows on CIFAR-10 run: all forms with s = 2, and MHE with s = 0; rows on CIFAR-100 "
-    "use a fifth of it if they are chosen by name. The source prints one number per data set for the "
-    "baseline.",
+    "The source prints one number per data set for the baseline.",
 )
 
 
@@ -195,9 +189,9 @@ LAYERS = energy_recipe(
     ),
     figures=(),
     tuning=None,
-    note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, 15 epochs, 16, 32 and 64 filters, and the weights of "
-    f"the source in all rows. {_PAPER} The last column of the source repeats the numbers of the best power of table "
-    "5.1; here s = 2 everywhere. No setting is tuned.",
+    note=f"At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, and the weights of the source. {_PAPER} The last "
+    "column of the source repeats the numbers of the best power of table 5.1; here s = 2 everywhere. No setting is "
+    "tuned.",
 )
 
 _WEIGHTED = {"MHE (O)": (FULL, "output"), "MHE (H)": (FULL, "hidden"), "HS-MHE (H)": (HALF, "hidden")}
@@ -226,9 +220,8 @@ WEIGHTS = Recipe(
     covers=("F5.3",),
     cost={"paper": 3500, "cpu": 0.5, "smoke": 0.01},
     baseline="Baseline",
-    note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, 15 epochs, 16, 32 and 64 filters. The weight is what "
-    f"is compared, so nothing is tuned; three of the five weights run. {_PAPER} The source draws curves over weights "
-    "from 0.01 to 100 without printing the weights or the errors.",
+    note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels. The weight is what is compared, so nothing is tuned. "
+    f"{_PAPER} The source draws curves over weights from 0.01 to 100 without printing the weights or the errors.",
 )
 
 
@@ -272,10 +265,9 @@ WIDTH = energy_recipe(
         for t in (1, 2)
         for name, source in (("HS-MHE", "T5.2"), ("RP-CoMHE", "T6.4"))
     ),
-    note="16t, 32t and 64t filters. At the scale cpu a quarter of them (4, 8 and 16 filters for t = 1) on a fifth of "
-    "CIFAR-10 at 16×16 pixels, 15 epochs; t = 4 is the network of the recipe energy-cnn. "
-    f"{TUNED} {_PAPER} Numbers of the source are those of table 6.4; the baseline with t = 16 has another number in "
-    "table 5.2.",
+    note="16t, 32t and 64t filters. At the scale cpu a quarter of them on a fifth of CIFAR-10 at 16×16 pixels; t = 4 "
+    f"is the network of the recipe energy-cnn. {TUNED} {_PAPER} Numbers of the source are those of table 6.4; the "
+    "baseline with t = 16 has another number in table 5.2.",
 )
 
 
@@ -300,10 +292,9 @@ DEPTH = energy_recipe(
         for depth in (6, 15)
         for name, s in (("HS-MHE", "T5.3"), ("RP-CoMHE", "T6.5"))
     ),
-    note="Two, three or five convolutions per stage. At the scale cpu: 12, 24 and 48 filters, a fifth of CIFAR-10 at "
-    "16×16 pixels, 15 epochs. "
-    f"{TUNED} {_PAPER} The source does not say when it calls a network not converged; "
-    "a run whose loss is not finite is marked as diverged here.",
+    note=f"Two, three or five convolutions per stage. At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels. {TUNED} "
+    f"{_PAPER} The source does not say when it calls a network not converged; a run whose loss is not finite is marked "
+    "as diverged here.",
 )
 
 SPHERENET = energy_recipe(
@@ -338,6 +329,5 @@ SPHERENET = energy_recipe(
         Claim("MHE improves SphereNet.", "MHE, CIFAR-10 s=2"),
         Claim("Half-space MHE improves SphereNet.", "Half-space MHE, CIFAR-10 s=2"),
     ),
-    note=f"{_CPU} {_PAPER} SphereConv sees only the directions of filters, so weight decay has no effect on them. At "
-    "the scale cpu the rows with s = 2 on CIFAR-10 run, without angular distances.",
+    note=f"{_CPU} {_PAPER} SphereConv sees only the directions of filters, so weight decay has no effect on them.",
 )

@@ -90,6 +90,6 @@ POINTS = Recipe(
     "released code counts clouds); clouds are turned about the vertical axis and jittered, as in the released code. "
     "The energy has s = 1 on all layers; its weight is not printed for point clouds and is 1 at the scale paper. "
     "Layers with fewer than 30 inputs are not projected. PointNet++ has single-scale grouping. At the scale cpu: "
-    "ModelNet10 and a PointNet with 16, 16, 16, 32 and 128 channels per point, 12 epochs; the weight of the energy, "
-    "and the weight decay of the row without it, is the better of two on a tenth of the training clouds.",
+    "ModelNet10; the weight of the energy, and the weight decay of the row without it, is the better of two on a tenth "
+    "of the training clouds.",
 )

@@ -89,12 +89,11 @@ PROJECTIONS = energy_recipe(
     ),
     figures=(),
     tuning=None,
-    note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, 15 epochs, 16, 32 and 64 filters, and nine of the "
-    "rows. All rows have the weight 1 of the source. Random projections are redrawn at every step unless said "
-    "otherwise, and shared by layers whose neurons have equal dimension. Table 6.2 has 20 random projections per "
-    "layer, so its row with dimension 30 is also the row with 20 projections of table 6.3, the row of table E.4 with "
-    "redrawing at every step, and the shared projection of appendix E.8, whose text has dimension and number "
-    "exchanged. The projection that is learned with the network descends the energy at the rate 0.1, the learning "
-    "rate of the network. The inner steps of AP-CoMHE are not printed and have the defaults of this library. No "
-    "setting is tuned.",
+    note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels. All rows have the weight 1 of the source. Random "
+    "projections are redrawn at every step unless said otherwise, and shared by layers whose neurons have equal "
+    "dimension. Table 6.2 has 20 random projections per layer, so its row with dimension 30 is also the row with 20 "
+    "projections of table 6.3, the row of table E.4 with redrawing at every step, and the shared projection of "
+    "appendix E.8, whose text has dimension and number exchanged. The projection that is learned with the network "
+    "descends the energy at the rate 0.1, the learning rate of the network. The inner steps of AP-CoMHE are not "
+    "printed and have the defaults of this library. No setting is tuned.",
 )

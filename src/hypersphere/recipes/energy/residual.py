@@ -53,9 +53,8 @@ RESNET = energy_recipe(
     ),
     note="At the scale paper: ResNet-32 with 64, 128 and 256 filters (table D.2; four times the usual width), the "
     "schedule of appendix D.1, shortcuts that pad with zeros (not stated). At the scale cpu: a residual network of 14 "
-    "layers with 12, 24 and 48 filters on a fifth of CIFAR-10 at 16×16 pixels, 15 epochs. "
-    f"{TUNED} "
-    "The rows ResNet-110 and ResNet-1001 are quoted from other papers in the source and do not run.",
+    f"layers on a fifth of CIFAR-10 at 16×16 pixels. {TUNED} The rows ResNet-110 and ResNet-1001 are quoted from other "
+    "papers in the source and do not run.",
 )
 
 
@@ -130,7 +129,7 @@ IMAGENET = Recipe(
     note="At the scale paper: images resized to 256×256 pixels, random windows of 224×224 pixels and mirroring, the "
     "central window for validation, top-1 error (appendix B.2, which the source refers to); the schedule of table 5.6. "
     "Table 6.7 contains table 5.6. At the scale cpu, as a stand-in for the picture of the filters: a residual network "
-    "of ten layers with the 7×7 stem on a fifth of CIFAR-10 at 32×32 pixels, 15 epochs. Colour is the share of the "
-    "energy of the filters of the first layer that differs between channels. The source does not say which network and "
-    "which CoMHE its figure shows. No setting is tuned.",
+    "of ten layers with the 7×7 stem on a fifth of CIFAR-10 at 32×32 pixels. Colour is the share of the energy of the "
+    "filters of the first layer that differs between channels. The source does not say which network and which CoMHE "
+    "its figure shows. No setting is tuned.",
 )

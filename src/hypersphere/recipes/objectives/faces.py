@@ -81,8 +81,7 @@ LFW = protocol.face_recipe(
         Claim("A margin of m = 4 verifies faces better than m = 1.", "m=4", "m=1"),
         Claim("A margin of m = 4 gives a lower Fisher score than m = 1.", "m=4", "m=1", "fisher", "T-A.1"),
     ),
-    note=f"{NOTE} The network is SphereFace-64 at the paper scale and SphereFace-4 with 16 to 64 filters and batch "
-    "normalisation at the cpu scale, trained for 16 epochs.",
+    note=f"{NOTE} The network is SphereFace-4 with batch normalisation at the cpu scale.",
 )
 
 _TRIPLET = {
@@ -154,14 +153,14 @@ LOSSES = protocol.face_recipe(
         Claim("SphereFace verifies better than triplets.", "SphereFace", "Triplet Loss [34]"),
         Claim("SphereFace+ verifies better than SphereFace.", "SphereFace+", "SphereFace", source="T5.10"),
     ),
-    note=f"{NOTE} Contrastive and triplet loss are those of pytorch-metric-learning, with four photographs per "
-    "person in a batch; triplets follow FaceNet (margin 0.2, semi-hard), because the thesis states no settings. The "
-    "weights of contrastive and centre loss were cross-validated in the thesis but are not printed: 0.1 and 0.003 "
-    "at the paper scale, tuned at the cpu scale. CosineFace is cited there, from the paper that introduced it. "
-    "SphereFace+ is trained from scratch here; recipe sphereface-plus has the two stages of the source. Rows of "
-    "tables 2.9 and 2.10 that cite other systems are not run, nor is the three-patch ensemble, whose patches are "
-    "not printed (evaluation.patch_features computes its features). Numbers of table 5.10 that repeat tables 2.9 "
-    "and 2.10 are shown as printed there.",
+    note=f"{NOTE} Contrastive and triplet loss are those of pytorch-metric-learning, with four photographs per person "
+    "in a batch; triplets follow FaceNet (margin 0.2, semi-hard), because the thesis states no settings. The weights "
+    "of contrastive and centre loss were cross-validated in the thesis but are not printed: 0.1 and 0.003 at the paper "
+    "scale, tuned at the cpu scale. CosineFace is cited there, from the paper that introduced it. SphereFace+ is "
+    "trained from scratch here; recipe sphereface-plus has the two stages of the source. Rows of tables 2.9 and 2.10 "
+    "that cite other systems are not run, nor is the three-patch ensemble, whose patches are not printed "
+    "(evaluation.patch_features computes its features). Numbers of table 5.10 that repeat tables 2.9 and 2.10 are "
+    "shown as printed there.",
 )
 
 _UNITS = {4: [0, 0, 0, 0], 10: [0, 1, 2, 0], 20: [1, 2, 4, 1], 36: [2, 4, 8, 2], 64: [3, 8, 16, 3]}
@@ -208,8 +207,8 @@ DEPTH = protocol.face_recipe(
         )
         for depth in (4, 10, 20)
     ),
-    note=f"{NOTE} The cpu scale has 4, 10 and 20 layers of 16 to 64 filters, and 16 epochs. Only the ends of the "
-    "curves of figure 2.11 are printed. It states 97.75 for softmax with 64 layers, table 2.8 states 97.88.",
+    note=f"{NOTE} Only the ends of the curves of figure 2.11 are printed. It states 97.75 for softmax with 64 layers, "
+    "table 2.8 states 97.88.",
 )
 
 _WITH_RELU = {"model": {"feature_activation": "relu"}}
@@ -250,8 +249,8 @@ ABLATION = protocol.face_recipe(
         Claim("A margin of m = 4 lowers the Fisher score compared with m = 2.", "G", "E", "fisher"),
     ),
     note=f"{NOTE} A: softmax with biases and a ReLU after the features; B: without the ReLU; C: without biases; D: "
-    "unit class vectors; E, F, G: margins m = 2, 3, 4. The network has 4 convolutions. The Fisher score is that of "
-    "the images in the test pairs; the thesis does not state its data.",
+    "unit class vectors; E, F, G: margins m = 2, 3, 4. The network has 4 convolutions. The Fisher score is that of the "
+    "images in the test pairs; the thesis does not state its data.",
 )
 
 L_SOFTMAX = protocol.face_recipe(
@@ -312,8 +311,8 @@ L_SOFTMAX = protocol.face_recipe(
             "Softmax + Contrastive",
         ),
     ),
-    note=f"{NOTE} The network is the last column of table 2.1, at the cpu scale with 5 convolutions of 16 and 32 "
-    "filters. Features are projected to the principal directions that have 95 % of the variance of training "
-    "features; the thesis does not state their number. The learning rate falls by ten when the training loss stops "
-    "falling, twice. λ and the weight of the contrastive loss are not printed.",
+    note=f"{NOTE} The network is the last column of table 2.1, at the cpu scale with 5 convolutions. Features are "
+    "projected to the principal directions that have 95 % of the variance of training features; the thesis does not "
+    "state their number. The learning rate falls by ten when the training loss stops falling, twice. λ and the weight "
+    "of the contrastive loss are not printed.",
 )

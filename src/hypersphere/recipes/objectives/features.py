@@ -74,10 +74,10 @@ DIGITS = Recipe(
     ),
     cost={"paper": 0.06, "cpu": 0.02, "smoke": 0.001},
     measure=measure_digits,
-    note="A first example, which is in no table of the sources. Trained on 1,297 digits of 8×8 pixels, tested on "
-    "500. The Fisher score is the angular Fisher score of the test features; lower is better. The smallest angle "
-    "and the energy (s = 2, mean over pairs) are those of the ten class vectors. The training loss of the last row "
-    "includes the energy. The default is one seed; --seeds 5 gives mean ± s.d. No setting is tuned.",
+    note="A first example, which is in no table of the sources. Trained on 1,297 digits of 8×8 pixels, tested on 500. "
+    "The Fisher score is the angular Fisher score of the test features; lower is better. The smallest angle and the "
+    "energy (s = 2, mean over pairs) are those of the ten class vectors. The training loss of the last row includes "
+    "the energy. The default is one seed; --seeds 5 gives mean ± s.d. No setting is tuned.",
 )
 
 
@@ -168,13 +168,12 @@ MNIST = Recipe(
         ),
     ),
     note="The network of the first column of table 2.1: six 5×5 convolutions, PReLU, batch normalisation and a 2-d "
-    "feature; mean subtraction; the schedule of section 2.2.7. At the cpu scale: 20,000 digits of 14×14 pixels, 8, "
-    "16 and 32 filters, 10 epochs in batches of 128 with a one-cycle learning rate. Margins are annealed to λ = 5, "
-    "as in A.7; the thesis does not state λ for these figures, nor the network of figures 1.3, A.1, A.4 and A.5. "
-    "Ten classes share the plane, so larger margins cannot be trained without annealing. Gradients are clipped to "
-    "norm 5. Nothing is tuned: all rows use the learning rate of the thesis. Softmax is figure 1.3 and the first "
-    "panel of figures 2.2, A.1, A.4 and A.5. The pictures show 2,000 test digits and 2,000 training digits of the "
-    "first seed.",
+    "feature; the schedule of section 2.2.7. At the cpu scale: 20,000 digits of 14×14 pixels. Margins are annealed to "
+    "λ = 5, as in A.7; the thesis does not state λ for these figures, nor the network of figures 1.3, A.1, A.4 and "
+    "A.5. Ten classes share the plane, so larger margins cannot be trained without annealing. Gradients are clipped to "
+    "norm 5. Nothing is tuned: all rows use the learning rate of the thesis. Softmax is figure 1.3 and the first panel "
+    "of figures 2.2, A.1, A.4 and A.5. The pictures show 2,000 test digits and 2,000 training digits of the first "
+    "seed.",
 )
 
 
@@ -287,11 +286,11 @@ FACES = Recipe(
         Claim("A larger m lowers the Fisher score.", "six people, m=4", metric="fisher", source="F2.10"),
     ),
     note="The people with most photographs in LFW, two with 236 or more and six with 77 or more, because those of "
-    "CASIA-WebFace are not named; a fifth of their photographs is held out for the accuracy. Angles and pictures "
-    "are those of training photographs, pairs those of the first two people, as in the thesis. Network, m of figure "
-    "2.7, schedule and λ are not stated: SphereFace-20 for 100 epochs at the paper scale; four convolutions of 16 "
-    "to 64 filters with batch normalisation for 30 epochs at the cpu scale, on faces of 48×56 grey pixels; λ falls "
-    "to 5. Nothing is tuned: the rows share one learning rate, and the figure shows shapes.",
+    "CASIA-WebFace are not named; a fifth of their photographs is held out for the accuracy. Angles and pictures are "
+    "those of training photographs, pairs those of the first two people, as in the thesis. Network, m of figure 2.7, "
+    "schedule and λ are not stated: SphereFace-20 for 100 epochs at the paper scale; four convolutions with batch "
+    "normalisation at the cpu scale, on faces of 48×56 grey pixels; λ falls to 5. Nothing is tuned: the rows share one "
+    "learning rate, and the figure shows shapes.",
 )
 
 
@@ -375,9 +374,8 @@ CLASS_VECTORS = Recipe(
     covers=("F-A.2", "F-A.3"),
     cost={"paper": 500, "cpu": 0.15, "smoke": 0.005},
     measure=measure_vectors,
-    note="Softmax with biases. The classes of MNIST differ little in size (5,400 to 6,700), so a second row keeps "
-    "the fraction (i+1)/10 of digit i. Faces: CASIA-WebFace at the paper scale, with a twentieth of the photographs "
-    "held out; at the cpu scale the people of LFW with at least 5 photographs, one of each held out. The thesis "
-    "prints no network, schedule or coefficient for figure A.2. Nothing is tuned, because one method is described, "
-    "not compared.",
+    note="Softmax with biases. The classes of MNIST differ little in size (5,400 to 6,700), so a second row keeps the "
+    "fraction (i+1)/10 of digit i. Faces: CASIA-WebFace at the paper scale, with a twentieth of the photographs held "
+    "out; at the cpu scale the people of LFW with at least 5 photographs, one of each held out. The thesis prints no "
+    "network, schedule or coefficient for figure A.2. Nothing is tuned, because one method is described, not compared.",
 )

@@ -266,19 +266,18 @@ GROWING_HEAD = Recipe(
             "new",
         ),
     ),
-    note="A network with an ArcFace head (s = 30, m = 0.1) is trained on all but 50 characters of Omniglot, chosen "
-    "by the seed. Then `grow` adds the 50, with the mean directions of their training features or with random "
-    "vectors, and the head or everything is trained for 100 more steps, on the drawings of all characters or of the "
-    "new ones. Accuracies are those among all characters. Rank-1: the nearest mean training feature, which shows the "
-    "embedding without the head; for rows that train nothing or the head, it is that of the unchanged embedding. At "
-    "the scale cpu: 320 characters at 16×16 pixels, 20 drawings each, of which 4 are for testing, 2 choose the rate "
-    "and 14 are for training; three stages of 16, 32 and 64 channels, 20 epochs. Every row that trains further tries "
-    "two learning rates and keeps the one with the higher mean accuracy of old and new characters on the drawings "
-    "that choose the rate; those drawings are never trained on. The first training has the same settings in all rows "
-    "and is not tuned. The row with all classes from the start has the same epochs and no further steps; it is not "
-    "tuned either. m = 0.3 was the first plan. It was dropped because the first training failed with seed 0 (0.7 % "
-    "of old characters, after 85.7 % with seed 100); with m = 0.1 these are 71 % and 74 %, on the drawings that "
-    "choose the rate. To measure the cost, one row (features, all trained) was run on the test data with seed 0 and "
-    "m = 0.3. The rates were not tried with m = 0.1 before. The first training is shared by the rows of a process. "
-    "The scale paper has 964 characters at 56×56 pixels and runs on the CPU.",
+    note="A network with an ArcFace head (s = 30, m = 0.1) is trained on all but 50 characters of Omniglot, chosen by "
+    "the seed. Then `grow` adds the 50, with the mean directions of their training features or with random vectors, "
+    "and the head or everything is trained for 100 more steps, on the drawings of all characters or of the new ones. "
+    "Accuracies are those among all characters. Rank-1: the nearest mean training feature, which shows the embedding "
+    "without the head; for rows that train nothing or the head, it is that of the unchanged embedding. At the scale "
+    "cpu: 320 characters at 16×16 pixels, 20 drawings each, of which 4 are for testing, 2 choose the rate and 14 are "
+    "for training. Every row that trains further tries two learning rates and keeps the one with the higher mean "
+    "accuracy of old and new characters on the drawings that choose the rate; those drawings are never trained on. The "
+    "first training has the same settings in all rows and is not tuned. The row with all classes from the start has "
+    "the same epochs and no further steps; it is not tuned either. m = 0.3 was the first plan. It was dropped because "
+    "the first training failed with seed 0 (0.7 % of old characters, after 85.7 % with seed 100); with m = 0.1 these "
+    "are 71 % and 74 %, on the drawings that choose the rate. To measure the cost, one row (features, all trained) was "
+    "run on the test data with seed 0 and m = 0.3. The rates were not tried with m = 0.1 before. The first training is "
+    "shared by the rows of a process. The scale paper has 964 characters at 56×56 pixels and runs on the CPU.",
 )

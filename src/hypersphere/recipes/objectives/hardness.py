@@ -122,11 +122,11 @@ HARDNESS = Recipe(
     covers=("F1.2",),
     cost={"paper": 3000, "cpu": 0.07, "smoke": 0.005},
     measure=measure,
-    note="AVH is θ(w_y, x)/Σ θ(w_j, x); smaller is easier, so its correlation with the frequency should be "
-    "negative. At the paper scale a ResNet-50 is trained on ImageNet by the usual schedule, because the thesis "
-    "analyses a trained one, and human-frequency.csv in the folder of the data sets lists image and frequency, the "
-    "fraction of people who named the class of a validation image. No such data are here: at the cpu scale, on "
-    "Fashion-MNIST in 14×14 pixels, the frequency is the fraction of the 20 nearest training images (by pixels) "
-    "that have the class of the test image. It does not depend on the network, but it is not a human judgement. "
-    "Nothing is tuned: there is one method.",
+    note="AVH is θ(w_y, x)/Σ θ(w_j, x); smaller is easier, so its correlation with the frequency should be negative. "
+    "At the paper scale a ResNet-50 is trained on ImageNet by the usual schedule, because the thesis analyses a "
+    "trained one, and human-frequency.csv in the folder of the data sets lists image and frequency, the fraction of "
+    "people who named the class of a validation image. No such data are here: at the cpu scale, on Fashion-MNIST in "
+    "14×14 pixels, the frequency is the fraction of the 20 nearest training images (by pixels) that have the class of "
+    "the test image. It does not depend on the network, but it is not a human judgement. Nothing is tuned: there is "
+    "one method.",
 )

@@ -118,11 +118,10 @@ OMNIGLOT = Recipe(
         ),
     ),
     note="Omniglot has many classes and few drawings of each, like a set of faces, and a network for it trains in a "
-    "minute. Trained on 964 characters with 20 drawings each for 8 epochs; three stages of 16, 32 and 64 channels, "
-    "64-d features; each batch is shifted cyclically by up to two pixels. Verification: 6,000 pairs of 659 unseen "
-    "characters in ten folds; the threshold is chosen on the other nine folds. Identification: 659 drawings are the "
-    "gallery, the other 12,521 the probes. The Fisher score is that of the features of unseen characters; the "
-    "smallest angle is that of the class vectors. Trials hold out a tenth of the training characters. "
-    "Multiplicative margins use the annealing of the released SphereFace code; λ falls to 6.9 in the 1,210 steps, "
-    "or to 15 if that is better in the trials.",
+    "minute. Trained on 964 characters with 20 drawings each; each batch is shifted cyclically by up to two pixels. "
+    "Verification: 6,000 pairs of 659 unseen characters in ten folds; the threshold is chosen on the other nine folds. "
+    "Identification: 659 drawings are the gallery, the other 12,521 the probes. The Fisher score is that of the "
+    "features of unseen characters; the smallest angle is that of the class vectors. Trials hold out a tenth of the "
+    "training characters. Multiplicative margins use the annealing of the released SphereFace code; λ falls to 6.9 in "
+    "the 1,210 steps, or to 15 if that is better in the trials.",
 )

@@ -124,9 +124,9 @@ RECONSTRUCTION = Recipe(
             "correlation",
         ),
     ),
-    note="The thesis states neither data nor network: CIFAR-10 and three 4×4 convolutions of stride 2, mirrored by "
-    "the decoder, trained with Adam on the squared error. After training, the inner product ⟨w, x⟩ of the last "
-    "layer of the encoder is replaced by cos θ or by ‖w‖‖x‖, scaled to the root mean square of the inner products; "
-    "the thesis mentions no scale. All three rows train the same network with the same seed. The correlation is "
-    "that of pixels, averaged over test images. Nothing is tuned, because the rows differ after training only.",
+    note="The thesis states neither data nor network: CIFAR-10 and three 4×4 convolutions of stride 2, mirrored by the "
+    "decoder, trained with Adam on the squared error. After training, the inner product ⟨w, x⟩ of the last layer of "
+    "the encoder is replaced by cos θ or by ‖w‖‖x‖, scaled to the root mean square of the inner products; the thesis "
+    "mentions no scale. All three rows train the same network with the same seed. The correlation is that of pixels, "
+    "averaged over test images. Nothing is tuned, because the rows differ after training only.",
 )

@@ -105,9 +105,8 @@ PLUS = protocol.face_recipe(
     figures=("rank1_by_distractors", "rank10_by_distractors", "roc", "roc_few"),
     tuning=Tuning({"optimizer.lr": [0.03, 0.05, 0.1, 0.15, 0.2, 0.4]}, metric="accuracy", seeds=(0,)),
     claims=(*_claims(1), *_claims(4)),
-    note=f"{_NOTE} The cpu scale has m = 1 and m = 4 and SphereFace-4 with 16 to 64 filters and batch normalisation. "
-    "Figure D.6 has curves with a million and with 10,000 distractors; at the cpu scale the second has a hundredth of "
-    "the first. Table 5.9 disagrees with table 2.8 for m = 1 and m = 2.",
+    note=f"{_NOTE} Figure D.6 has curves with a million and with 10,000 distractors; at the cpu scale the second has a "
+    "hundredth of the first. Table 5.9 disagrees with table 2.8 for m = 1 and m = 2.",
 )
 
 
@@ -156,6 +155,6 @@ TRAINING_SETS = protocol.face_recipe(
     ),
     note=f"{_NOTE} Three parts of LFW of decreasing size stand for MS-Celeb, IMDb-Face and CASIA-WebFace at the cpu "
     "scale: people with at least 3, 6 and 10 photographs, with the learning rate 0.1 and the weight 1 in all rows; "
-    "nothing is tuned, because recipe sphereface-plus tunes both on the same data. The thesis does not state m "
-    "here; the numbers for CASIA-WebFace are those of m = 4, apart from 99.27 for 99.26.",
+    "nothing is tuned, because recipe sphereface-plus tunes both on the same data. The thesis does not state m here; "
+    "the numbers for CASIA-WebFace are those of m = 4, apart from 99.27 for 99.26.",
 )

@@ -119,14 +119,13 @@ STOCHASTIC = rotation_recipe(
         Claim("A sixteenth of the dimensions is better than three.", "p = d/16", "p = 3", source="O-T11"),
         Claim("Three dimensions are better than fixed random neurons.", "p = 3", "p = 0", source="O-T11"),
     ),
-    note=f"{ON_CPU} The wide CNN-9 has 12, 24 and 48 filters there. Each row has two trials on a fifth of the training "
-    "images: two learning rates of the rotation, or of all parameters if there is none. Dimensions are redrawn every "
-    f"40 steps. {STATED} S-OPT draws a quarter of the dimensions in every outer iteration, 300 times with 750 steps "
-    "each (700 times with 1,000 steps on ImageNet), as in the text and in the released code; algorithm 1 as printed "
-    "would keep only the last step. The first layer is rotated as a whole. The learning rate is divided by ten after "
-    "40, 67 and 85 % of training (the source: when saturated). The row p = d/4 of table 11 is "
-    "S-OPT (GS), Wide CNN-9. OPT ran out of memory in the source for the two large networks. ImageNet: images resized "
-    "to 256×256, random windows of 224×224 pixels, top-1 error.",
+    note=f"{ON_CPU} Each row has two trials on a fifth of the training images: two learning rates of the rotation, or "
+    f"of all parameters if there is none. Dimensions are redrawn every 40 steps. {STATED} S-OPT draws a quarter of the "
+    "dimensions in every outer iteration, 300 times with 750 steps each (700 times with 1,000 steps on ImageNet), as "
+    "in the text and in the released code; algorithm 1 as printed would keep only the last step. The first layer is "
+    "rotated as a whole. The learning rate is divided by ten after 40, 67 and 85 % of training (the source: when "
+    "saturated). The row p = d/4 of table 11 is S-OPT (GS), Wide CNN-9. OPT ran out of memory in the source for the "
+    "two large networks. ImageNet: images resized to 256×256, random windows of 224×224 pixels, top-1 error.",
 )
 
 # --- PE-OPT (tables F.4 and F.5 of the thesis)
@@ -195,7 +194,7 @@ BLOCKS = rotation_recipe(
     figures=(),
     note=f"{ON_CPU} Each row has two trials on a fifth of the training images: two learning rates of the rotation, or "
     f"of all parameters if there is none. {STATED} Channels are divided into k blocks; the first layer, with three "
-    "channels, is rotated as a whole, and the inputs of the fully connected layer are divided too (neither is "
-    "stated). Trainable parameters are those of the whole network, with d(d−1)/2 for a block; the source prints "
-    "those of one layer, with d². The rows without blocks, k = 1, and the baselines are the same in both tables.",
+    "channels, is rotated as a whole, and the inputs of the fully connected layer are divided too (neither is stated). "
+    "Trainable parameters are those of the whole network, with d(d−1)/2 for a block; the source prints those of one "
+    "layer, with d². The rows without blocks, k = 1, and the baselines are the same in both tables.",
 )

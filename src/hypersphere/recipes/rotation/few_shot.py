@@ -135,12 +135,11 @@ FEW_SHOT = Recipe(
     note="A network is trained on some classes; then only a classifier of five new classes is trained, from five "
     "examples of each, on fixed features: a linear one (baseline) or twice the cosine (baseline++), by SGD at 0.01 "
     "with momentum and dampening 0.9, weight decay 1e-3, batches of 4 and 100 epochs. ± is half the 95 % interval over "
-    "600 episodes of 16 queries per class, as in the code that the source follows; the source states neither. The "
-    "rows MAML, MatchingNet and ProtoNet of the table are quoted from another paper. At the scale paper: mini-ImageNet "
-    "(64 classes for training, 20 for testing), Adam at 1e-3 with weight decay 5e-4, 200 epochs of batches of 16; "
-    "images shifted by up to eight pixels and mirrored (neither is stated). Rotations by CP start from free parameters "
-    "from N(0, 1). At the scale cpu: Omniglot at 28×28 pixels, 964 characters for training and 659 others for testing, "
-    "16 filters, 6 epochs, 200 episodes with 15 queries and 20 epochs of fine-tuning; four trials per row on a fifth "
-    "of the characters of training, selected by the 1-shot accuracy: four learning rates, or two of the rotation and "
-    "two of all other parameters.",
+    "600 episodes of 16 queries per class, as in the code that the source follows; the source states neither. The rows "
+    "MAML, MatchingNet and ProtoNet of the table are quoted from another paper. At the scale paper: mini-ImageNet (64 "
+    "classes for training, 20 for testing), Adam at 1e-3 with weight decay 5e-4, 200 epochs of batches of 16; images "
+    "shifted by up to eight pixels and mirrored (neither is stated). Rotations by CP start from free parameters from "
+    "N(0, 1). At the scale cpu: Omniglot at 28×28 pixels, 964 characters for training and 659 others for testing, "
+    "fewer episodes and epochs; four trials per row on a fifth of the characters of training, selected by the 1-shot "
+    "accuracy: four learning rates, or two of the rotation and two of all other parameters.",
 )

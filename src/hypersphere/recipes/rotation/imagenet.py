@@ -49,10 +49,9 @@ IMAGENET = Recipe(
     tuning=TUNING,
     claims=tuple(Claim(f"{name} improves CNN-10.", name) for name in ("OPT (CP)", "OPT (OGD)")),
     note="At the scale paper: 700,000 steps of 128 images at the rate 0.1, divided by ten after 40, 67 and 85 % of "
-    "them (the source: when saturated), weight decay 5e-4 on everything; images resized to 256×256, random windows "
-    "of 224×224 pixels, mirrored, and the central window for validation (appendix B.2 of the thesis, which the paper "
-    "refers to); free parameters from N(0, 1), OGD from the identity at the rate 0.02. The weights of the "
-    "regularisers are not printed; those of chapters 5 and 6 are used. At the scale cpu, as a weak stand-in: the "
-    "same architecture, with its 7×7 stem, of 16, 24 and 32 filters on 10,000 images of CIFAR-10 at 32×32 pixels, 15 "
-    f"epochs. {TUNED}",
+    "them (the source: when saturated), weight decay 5e-4 on everything; images resized to 256×256, random windows of "
+    "224×224 pixels, mirrored, and the central window for validation (appendix B.2 of the thesis, which the paper "
+    "refers to); free parameters from N(0, 1), OGD from the identity at the rate 0.02. The weights of the regularisers "
+    "are not printed; those of chapters 5 and 6 are used. At the scale cpu, as a weak stand-in: the same architecture, "
+    f"with its 7×7 stem, on 10,000 images of CIFAR-10 at 32×32 pixels. {TUNED}",
 )

@@ -190,13 +190,12 @@ LANDSCAPE = Recipe(
             ("CNN-9", "normal", "error", "test error", 0.5, "O-F12"),
         )
     ),
-    note="The hidden layers are moved along two random directions, up to ±1.5 (normal) or ±1 (uniform on [0, 1]). "
-    "Each filter of a direction has the norm of the filter that it moves; for a rotation the free parameters move, "
-    "with the norm of R. The source does not say whether its directions are scaled for rotations, nor how it treats "
-    "the classifier (not moved here), parameters of BatchNorm (not moved) and its statistics (those of training; "
+    note="The hidden layers are moved along two random directions, up to ±1.5 (normal) or ±1 (uniform on [0, 1]). Each "
+    "filter of a direction has the norm of the filter that it moves; for a rotation the free parameters move, with the "
+    "norm of R. The source does not say whether its directions are scaled for rotations, nor how it treats the "
+    "classifier (not moved here), parameters of BatchNorm (not moved) and its statistics (those of training; "
     "measure.train_statistics uses those of the images). The loss is that of training images without augmentation, the "
     "error that of test images. A rise is the mean at a distance from the centre minus the value at the centre. Rows "
-    "with normal and uniform directions train the same networks. No setting is tuned: recipe opt-cnn tunes "
-    f"the same networks. {ON_CPU} There 15×15 points and 500 images of each kind, 0.3 as the learning "
-    f"rate of the rotation, and CIFAR-10 also in the rows of CNN-9. {STATED}",
+    "with normal and uniform directions train the same networks. No setting is tuned: recipe opt-cnn tunes the same "
+    f"networks. {ON_CPU} There CIFAR-10 also in the rows of CNN-9. {STATED}",
 )

@@ -101,13 +101,12 @@ MLP = Recipe(
             for column, text in (("Normal", "N(0, 1)"), ("Xavier", "Xavier initialisation"))
         ),
     ),
-    note="At the scale cpu: 196-256-256-10 on 20,000 digits of 14×14 pixels, 10 epochs of SGD with batches of 100 "
-    "and one cycle of the learning rate (the source: 28×28 pixels, 60,000 digits, 100 epochs at 0.01). Each row has "
-    "four trials on a fifth of the training digits: plain training four learning rates; rotations four learning "
-    "rates of R (from N(0, 1): two, with two of all other parameters). The rows at 0.01 have the learning rate of "
-    "the source for all parameters and choose one of four weight decays. At the scale paper: 0.01 for all "
-    "parameters, a constant rate (no schedule is stated) and weight decay 5e-4, the general remark of the source, on "
-    "all weights and on R (not on R of OGD and OR). Normal is N(0, 1) and Xavier is uniform, as in the repository "
-    "that the source follows; there is no BatchNorm. GS, HR, LS and CP start from free parameters from N(0, 1). "
-    "Trainable parameters: d(d−1)/2 for a rotation.",
+    note="At the scale cpu: 20,000 digits of 14×14 pixels, 10 epochs and one cycle of the learning rate (the source: "
+    "60,000 digits of 28×28 pixels, 100 epochs at 0.01). Each row has four trials on a fifth of the training digits: "
+    "plain training four learning rates; rotations four learning rates of R (from N(0, 1): two, with two of all other "
+    "parameters). The rows at 0.01 have the learning rate of the source for all parameters and choose one of four "
+    "weight decays. At the scale paper: 0.01 for all parameters, a constant rate (no schedule is stated) and weight "
+    "decay 5e-4, the general remark of the source, on all weights and on R (not on R of OGD and OR). Normal is N(0, 1) "
+    "and Xavier is uniform, as in the repository that the source follows; there is no BatchNorm. GS, HR, LS and CP "
+    "start from free parameters from N(0, 1). Trainable parameters: d(d−1)/2 for a rotation.",
 )

@@ -94,11 +94,12 @@ CNN = settings.rotation_recipe(
         Claim("Rotation ends with a lower energy.", "OPT (GS), CNN-6", metric="energy", source="F7.3"),
         Claim("Half-space MHE ends with a lower energy.", "HS-MHE, CNN-6", metric="energy", source="F7.3"),
     ),
-    note=f"{settings.ON_CPU} {settings.TUNED} UPT has an unconstrained R with weight decay: two rates and two decays are tried. {settings.STATED} "
-    "Rotations act on all layers except the classifier. Table 6 of the paper also has a perceptron (recipe opt-mlp) "
-    "and residual networks (opt-resnet). The weights of the regularisers are not printed; those of chapters 5 and 6 "
-    "are used. The curves show the half-space energy with s = 2, averaged over pairs and layers, and of each layer; "
-    "the source sums it over layers. OGD on CNN-6 is 33.33 in table 7.4 and 33.37 in table 7.7.",
+    note=f"{settings.ON_CPU} {settings.TUNED} UPT has an unconstrained R with weight decay: two rates and two decays "
+    f"are tried. {settings.STATED} Rotations act on all layers except the classifier. Table 6 of the paper also has a "
+    "perceptron (recipe opt-mlp) and residual networks (opt-resnet). The weights of the regularisers are not printed; "
+    "those of chapters 5 and 6 are used. The curves show the half-space energy with s = 2, averaged over pairs and "
+    "layers, and of each layer; the source sums it over layers. OGD on CNN-6 is 33.33 in table 7.4 and 33.37 in table "
+    "7.7.",
 )
 
 # --- without BatchNorm (table 7.5)
@@ -127,10 +128,10 @@ BARE = settings.rotation_recipe(
         for name in ("OPT (GS)", "OPT (CP)", "OPT (OGD)")
         for than, row in (("plain training", "Baseline"), ("half-space MHE", "HS-MHE"))
     ),
-    note=f"{settings.ON_CPU} Each row has four trials on a fifth of the training images: rotations two learning rates of R and "
-    "two of all other parameters, plain training two learning rates and two weight decays, half-space MHE two weights "
-    f"and two weight decays. {settings.STATED} Whether the source changes the learning rate without BatchNorm is not stated. "
-    "OPT (OR) did not converge in the source.",
+    note=f"{settings.ON_CPU} Each row has four trials on a fifth of the training images: rotations two learning rates "
+    "of R and two of all other parameters, plain training two learning rates and two weight decays, half-space MHE two "
+    f"weights and two weight decays. {settings.STATED} Whether the source changes the learning rate without BatchNorm "
+    "is not stated. OPT (OR) did not converge in the source.",
 )
 
 # --- unit neurons (table 7.7)
@@ -159,9 +160,9 @@ UNIT_NEURONS = settings.rotation_recipe(
         Claim(f"Unit neurons improve {text}.", f"{name}, w/ Norm")
         for name, text in (("Baseline", "plain training"), ("OPT (LS)", "OPT (LS)"), ("OPT (CP)", "OPT (CP)"))
     ),
-    note=f"{settings.ON_CPU} {settings.TUNED} {settings.STATED} Neurons are scaled once, before training; a rotation keeps their norms, plain "
-    "training does not (the source does not say how its baseline is normalised). The network has BatchNorm, so norms "
-    "change the size of steps rather than the functions that can be learned.",
+    note=f"{settings.ON_CPU} {settings.TUNED} {settings.STATED} Neurons are scaled once, before training; a rotation "
+    "keeps their norms, plain training does not (the source does not say how its baseline is normalised). The network "
+    "has BatchNorm, so norms change the size of steps rather than the functions that can be learned.",
 )
 
 # --- residual networks (table 7.8)
@@ -191,8 +192,8 @@ RESNET = settings.rotation_recipe(
     claims=tuple(
         Claim(f"{name} improves a residual network.", f"{name}, ResNet-20") for name in ("OPT (GS)", "OPT (CP)")
     ),
-    note="At the scale cpu: ResNet-8, one block per stage of 8, 16 and 32 filters, 10,000 images of CIFAR-10 at 16×16 "
-    f"pixels, 15 epochs; rotations start at the identity. {settings.TUNED} {settings.STATED} Shortcuts have no weights. The thesis "
-    "prints for OPT (GS) the numbers that the paper prints for OPT (HR), which are therefore the same in both rows; "
-    "the paper has 30.49 and 29.34 for OPT (GS).",
+    note="At the scale cpu: ResNet-8 on 10,000 images of CIFAR-10 at 16×16 pixels; rotations start at the identity. "
+    f"{settings.TUNED} {settings.STATED} Shortcuts have no weights. The thesis prints for OPT (GS) the numbers that "
+    "the paper prints for OPT (HR), which are therefore the same in both rows; the paper has 30.49 and 29.34 for OPT "
+    "(GS).",
 )

@@ -92,8 +92,8 @@ STATED = (
     "decay of R; the weight 0.1 of OR, whose norm is squared here as in the text."
 )
 ON_CPU = (
-    "At the scale cpu: 10,000 images of CIFAR-10 at 16×16 pixels, 15 epochs with one cycle of the learning rate, 16 "
-    "filters per layer (the source: 64), rotations that start at the identity."
+    "At the scale cpu: 10,000 images of CIFAR-10 at 16×16 pixels, 16 filters per layer (the source: 64), rotations "
+    "that start at the identity."
 )
 
 

@@ -154,13 +154,13 @@ INITIAL_ENERGY = rotation_recipe(
             for name in ("MHE", "HS-MHE", "CoMHE")
         ),
     ),
-    note=f"{ON_CPU} Means are multiplied there by 2, so that they have the same ratio to the deviation of the "
-    "weights as in the source. Each row has two trials on a fifth of the training images, two learning rates of the "
-    "rotation (plain rows: of all parameters). Refinement takes 1,000 steps on the energy (the source: 5,000), the "
-    f"first of 0.1 radians; the step size of the source is not stated. {STATED} The mean is added to all weights, also "
-    "those of the classifier. The initial energy of CNN-6 is that of the network of the source at its full size: half "
-    "space, s = 2, mean over pairs and sum over seven layers, which reproduces the printed numbers (the printed "
-    "formula does not). The source does not say which rotation table 7.2 uses; its error at mean 0 is that of OPT (CP) "
-    "with unit neurons in table 7.7, which is used here. It reports no convergence at means of 0.03 and 0.05. The "
-    "plain rows are an addition.",
+    note=f"{ON_CPU} Means are multiplied there by 2, so that they have the same ratio to the deviation of the weights "
+    "as in the source. Each row has two trials on a fifth of the training images, two learning rates of the rotation "
+    "(plain rows: of all parameters). Refinement takes 1,000 steps on the energy (the source: 5,000), the first of 0.1 "
+    f"radians; the step size of the source is not stated. {STATED} The mean is added to all weights, also those of the "
+    "classifier. The initial energy of CNN-6 is that of the network of the source at its full size: half space, s = 2, "
+    "mean over pairs and sum over seven layers, which reproduces the printed numbers (the printed formula does not). "
+    "The source does not say which rotation table 7.2 uses; its error at mean 0 is that of OPT (CP) with unit neurons "
+    "in table 7.7, which is used here. It reports no convergence at means of 0.03 and 0.05. The plain rows are an "
+    "addition.",
 )
