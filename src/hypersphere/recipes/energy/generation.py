@@ -15,6 +15,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from hypersphere import data, energy, evaluation
 from hypersphere.models import Discriminator, Generator
+from hypersphere.recipes.protocols import load_data
 from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row
 from hypersphere.training import Config, Trainer, build_experiment, generate, train_gan
 
@@ -57,8 +58,7 @@ def train_and_score(
         real: score real test images instead of generated ones; nothing is trained.
         data_root: folder of the data sets.
     """
-    options = {key: value for key, value in images.items() if key != "name"}
-    split = data.DATA[images["name"]](data_root, **options)
+    split = load_data(images, data_root)
     train, test = split.train, split.validation
     assert isinstance(train, data.TensorSource)
     assert isinstance(test, data.TensorSource)

@@ -12,7 +12,7 @@ import torch
 
 from hypersphere import data, energy, evaluation, sphere
 from hypersphere.recipes.face_protocol import SOURCE_ANNEALING, a_softmax
-from hypersphere.recipes.protocols import ERROR, SMOKE, separation, sgd, stepwise
+from hypersphere.recipes.protocols import ERROR, SMOKE, picture, separation, sgd, stepwise
 from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row
 from hypersphere.training import Experiment, Run
 
@@ -28,16 +28,13 @@ _SEPARATION = Metric("separation", "min angle °", ".1f", True)
 def measure_digits(experiment: Experiment, run: Run) -> Outcome:
     """Measure the features of the test images and the class vectors."""
     features, labels = experiment.embed()
-    head: Any = experiment.head
-    vectors = head.weight.detach()
-    return Outcome(
-        {
-            "fisher": evaluation.angular_fisher_score(features, labels),
-            "separation": separation(experiment),
-            "energy": float(energy.hyperspherical_energy(vectors)),
-        },
-        tensors={"features": features, "labels": labels, "class_vectors": vectors},
-    )
+    tensors = picture(experiment, features, labels)
+    metrics = {
+        "fisher": evaluation.angular_fisher_score(features, labels),
+        "separation": separation(experiment),
+        "energy": float(energy.hyperspherical_energy(tensors["class_vectors"])),
+    }
+    return Outcome(metrics, tensors=tensors)
 
 
 # A margin of m = 4 is hard to train from the first step, so it is annealed (thesis, A.7).
@@ -87,7 +84,6 @@ def measure_plane(experiment: Experiment, run: Run, *, pictured: int) -> Outcome
     source = experiment.data.train
     drawn = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[: max(pictured, 2)]
     train_features, train_labels = experiment.embed(data.subset(source, drawn))
-    head: Any = experiment.head
     metrics = {
         "fisher": evaluation.angular_fisher_score(features, labels),
         "fisher_train": evaluation.angular_fisher_score(train_features, train_labels),
@@ -96,7 +92,7 @@ def measure_plane(experiment: Experiment, run: Run, *, pictured: int) -> Outcome
     }
     if experiment.config.seed:
         return Outcome(metrics)
-    tensors = {"features": features[:pictured], "labels": labels[:pictured], "class_vectors": head.weight.detach()}
+    tensors = picture(experiment, features, labels, pictured)
     return Outcome(metrics, tensors={**tensors, "train_features": train_features, "train_labels": train_labels})
 
 
@@ -180,7 +176,6 @@ MNIST = Recipe(
 def measure_people(experiment: Experiment, run: Run, *, bins: int) -> Outcome:
     """Measure angles of training features within and between people, and how well directions alone separate them."""
     features, labels = experiment.embed(experiment.data.train)
-    head: Any = experiment.head
     # Pairs of the first two people, as in figure 2.10.
     two = labels < 2
     angles = evaluation.class_angles(features[two], labels[two], bins=bins)
@@ -196,16 +191,8 @@ def measure_people(experiment: Experiment, run: Run, *, bins: int) -> Outcome:
     }
     if experiment.config.seed:
         return Outcome(metrics)
-    return Outcome(
-        metrics,
-        tensors={
-            "features": features,
-            "labels": labels,
-            "class_vectors": head.weight.detach(),
-            "positive_angles": angles.positive.histogram,
-            "negative_angles": angles.negative.histogram,
-        },
-    )
+    histograms = {"positive_angles": angles.positive.histogram, "negative_angles": angles.negative.histogram}
+    return Outcome(metrics, tensors={**picture(experiment, features, labels), **histograms})
 
 
 _TWO = {"data": {"at_least": 236}, "model": {"feature_dim": 2}}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import data, evaluation, sphere
-from hypersphere.recipes.protocols import sgd, stepwise
+from hypersphere.recipes.protocols import load_data, sgd, stepwise
 from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row
 from hypersphere.training import Config, Experiment, Trainer, build_experiment, predict
 
@@ -92,8 +92,7 @@ class _Parts:
 def _divide(seed: int, described: str, data_root: Path | None) -> _Parts:
     """Read a task and choose its new classes at random."""
     task, new_classes, held_out = json.loads(described)
-    options = {key: value for key, value in task.items() if key != "name"}
-    split = data.DATA[task["name"]](data_root, **options)
+    split = load_data(task, data_root)
     order = torch.randperm(len(split.classes), generator=torch.Generator().manual_seed(seed)).tolist()
     new, old = sorted(order[:new_classes]), sorted(order[new_classes:])
     names = [split.classes[label] for label in (*old, *new)]

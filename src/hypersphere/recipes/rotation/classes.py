@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from hypersphere import rotation
 from hypersphere.recipes.architectures.imagenet import PROTOCOL, measure_top5
-from hypersphere.recipes.protocols import ERROR, SMOKE, separation, sgd, stepwise
+from hypersphere.recipes.protocols import ERROR, SMOKE, picture, separation, sgd, stepwise
 from hypersphere.recipes.recipe import Claim, Grid, Metric, Outcome, Place, Recipe, Row, Tuning
 from hypersphere.training import Experiment, Run
 
@@ -213,13 +211,10 @@ FACES = Recipe(
 
 def measure_digits(experiment: Experiment, run: Run, *, pictured: int) -> Outcome:
     """Measure the angle between class vectors, and store 3-d features of test digits for the first seed."""
-    head: Any = experiment.head
     metrics = {"separation": separation(experiment), **_head_numbers(experiment)}
     if experiment.config.seed:
         return Outcome(metrics)
-    features, labels = experiment.embed()
-    tensors: dict[str, Tensor] = {"features": features[:pictured], "labels": labels[:pictured]}
-    return Outcome(metrics, tensors={**tensors, "class_vectors": head.weight.detach()})
+    return Outcome(metrics, tensors=picture(experiment, *experiment.embed(), pictured))
 
 
 DIGITS = Recipe(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypersphere.recipes.energy.points import POINTS
+from hypersphere.recipes.energy.graphs import POINTS
 from hypersphere.recipes.protocols import ENERGY, GRAPH_BASE, SECONDS
 from hypersphere.recipes.recipe import Claim, Method, Metric, Patch, Recipe, Row, Tuning, cells, table_rows
 from hypersphere.recipes.rotation.settings import TRAINABLE_PARAMETERS, count_trainable_parameters
