@@ -126,9 +126,11 @@ NORMS = cifar.operator_recipe(
     reference="table 4.1 of the thesis, ResNet-32 on CIFAR-100",
     scales={**_SCALES, "paper": {**cifar.DECOUPLED, "model": {"name": "wide_resnet32", "shortcut": "projection"}}},
     rows=tuple(
-        cifar.with_settings_at(
-            Row(name, {"operator": operator, **cifar.ORTHOGONAL}, {"error": ("T4.1", printed)}),
-            paper={"operator": {"layers": "spatial"}},
+        Row(
+            name,
+            {"operator": operator, **cifar.ORTHOGONAL},
+            {"error": ("T4.1", printed)},
+            {"paper": {"operator": {"layers": "spatial"}}},
         )
         for name, (printed, operator) in _NAMES.items()
     ),

@@ -84,22 +84,17 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 }
 
 
-def _rows() -> list[Row]:
-    table = table_rows("T4.6", _LINES, _COLUMNS, metric="top5_error", baseline="Baseline")
-    return [
-        cifar.with_settings_at(
-            row, cpu={"model": _SMALL_MODIFIED if "Modified" in row.name else _SMALL_RESNET}, smoke={"model": _TINY}
-        )
-        for row in table
-    ]
-
+_SIZES = {
+    column: {"cpu": {"model": _SMALL_MODIFIED if "Modified" in column else _SMALL_RESNET}, "smoke": {"model": _TINY}}
+    for column in _COLUMNS
+}
 
 DECOUPLED = cifar.operator_recipe(
     name="decoupled-imagenet",
     title="Decoupled ResNet-18 on ImageNet, with and without BatchNorm",
     reference="table 4.6 of the thesis",
     scales={"paper": {**PROTOCOL, **stepwise(700_000, [200_000, 375_000, 550_000])}, "cpu": cifar.CPU, "smoke": SMOKE},
-    rows=tuple(_rows()),
+    rows=table_rows("T4.6", _LINES, _COLUMNS, metric="top5_error", baseline="Baseline", at=_SIZES),
     default_rows={
         "cpu": [
             "Baseline, Modified ResNet-18 w/ BN",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from hypersphere.recipes.architectures import cifar
@@ -35,10 +36,9 @@ def _plain_shortcuts(patch: Mapping[str, Any]) -> dict[str, Any]:
 
 _SIGMOID = cifar.ANGULARS["Sigmoid (0.3)"]
 _DATA: dict[str, dict[str, Any]] = {
-    "CIFAR10": {"augment": cifar.MIRROR},
-    "CIFAR10+": {"augment": cifar.SHIFT_AND_MIRROR},
+    "CIFAR10": {"paper": {"augment": cifar.MIRROR}, "cpu": {"augment": cifar.MIRROR}},
+    "CIFAR10+": {"paper": {"augment": cifar.SHIFT_AND_MIRROR}},
 }
-_DATA_CPU = {"CIFAR10": {"augment": cifar.MIRROR}, "CIFAR10+": {"augment": cifar.CPU["augment"]}}
 _NETWORKS: dict[str, dict[str, Any]] = {
     "ResNet baseline": {},
     "SphereResNet (Sigmoid 0.3)": {**cifar.sphere(_SIGMOID), **cifar.ORTHONORMAL},
@@ -52,16 +52,13 @@ CONVERGENCE = cifar.operator_recipe(
         "cpu": {**cifar.CPU, "model": _SMALL, "validation": {"every": 1}},
     },
     rows=tuple(
-        cifar.with_settings_at(
-            Row(
-                f"{network} on {data}",
-                _plain_shortcuts(patch),
-                baseline=f"ResNet baseline on {data}" if patch else None,
-            ),
-            paper=_DATA[data],
-            cpu=_DATA_CPU[data],
+        Row(
+            f"{network} on {data}",
+            _plain_shortcuts(patch),
+            at=at,
+            baseline=f"ResNet baseline on {data}" if patch else None,
         )
-        for data in _DATA
+        for data, at in _DATA.items()
         for network, patch in _NETWORKS.items()
     ),
     default_rows={"smoke": [f"{network} on CIFAR10+" for network in _NETWORKS]},
@@ -87,21 +84,19 @@ _VERSIONS: dict[str, dict[str, Any]] = {
     "SphereResNet-32 (C-CW)": _sphere_and_head("cosine"),
     "SphereResNet-32 (S-G)": {**cifar.sphere(_SIGMOID), **cifar.ORTHONORMAL, "head": _MARGIN},
 }
-_SPHERE_ROWS = table_rows(
-    "T3.4",
-    {name: _plain_shortcuts(patch) for name, patch in _VERSIONS.items()},
-    {"CIFAR-10+": {}, "CIFAR-100": {}},
-    metric="accuracy",
-    baseline="Baseline ResNet-32 (softmax)",
-)
+_PLUS_AND_HUNDRED = {"CIFAR-10+": {"paper": {"data": "cifar10"}}, "CIFAR-100": {"paper": {"data": "cifar100"}}}
 SPHERE = cifar.operator_recipe(
     name="spherenet-resnet",
     title="SphereResNet-32 with four losses",
     reference="table 3.4 of the thesis, on CIFAR-10+ and CIFAR-100",
     scales=_scales({**cifar.SPHERENET, "augment": cifar.SHIFT_AND_MIRROR}, "wide_resnet32"),
-    rows=tuple(
-        cifar.with_settings_at(row, paper={"data": "cifar100" if row.name.endswith("CIFAR-100") else "cifar10"})
-        for row in _SPHERE_ROWS
+    rows=table_rows(
+        "T3.4",
+        {name: _plain_shortcuts(patch) for name, patch in _VERSIONS.items()},
+        {column: {} for column in _PLUS_AND_HUNDRED},
+        metric="accuracy",
+        baseline="Baseline ResNet-32 (softmax)",
+        at=_PLUS_AND_HUNDRED,
     ),
     default_rows={
         "cpu": [f"{name}, CIFAR-10+" for name in _VERSIONS if "C-CW" not in name],
@@ -127,36 +122,24 @@ SPHERE = cifar.operator_recipe(
 
 # --- decoupled operators, with Adam and SGD (tables 4.4 and C.2, figure 4.4)
 
-_SGD = {"optimizer": sgd(0.1)}
-_SGD_CPU = {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}
-_COLUMNS = ("Linear", "Cosine", "Square Cosine")
+_OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "Adam": {},
+    "SGD": {
+        "paper": {"optimizer": sgd(0.1)},
+        "cpu": {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}},
+    },
+}
 
 
 def _operator_rows(source: str, optimizer: str) -> list[Row]:
-    uses_sgd = optimizer == "SGD"
-    baseline = f"ResNet Baseline, {optimizer}"
-    cells: list[tuple[str, dict[str, Any], tuple[str, str, str]]] = [
-        (baseline, {}, (source, "ResNet Baseline", "Cosine"))
-    ]
-    cells += [
-        (f"{name}, {column}, {optimizer}", cifar.decoupled(name, cifar.ANGULARS[column]), (source, name, column))
-        for name in cifar.MAGNITUDES
-        for column in _COLUMNS
-    ]
-    return [
-        cifar.with_settings_at(
-            Row(
-                name,
-                _plain_shortcuts(patch),
-                {"error": place},
-                baseline=None if name == baseline else baseline,
-                grid={"optimizer.lr": [0.05, 0.2]} if uses_sgd else None,
-            ),
-            paper=_SGD if uses_sgd else {},
-            cpu=_SGD_CPU if uses_sgd else {},
-        )
-        for name, patch, place in cells
-    ]
+    at, baseline = _OPTIMIZERS[optimizer], f"ResNet Baseline, {optimizer}"
+    grid = {"optimizer.lr": [0.05, 0.2]} if optimizer == "SGD" else None
+    rows = [Row(baseline, {}, {"error": (source, "ResNet Baseline", "Cosine")}, at, grid)]
+    for name, column in product(cifar.MAGNITUDES, ("Linear", "Cosine", "Square Cosine")):
+        patch = _plain_shortcuts(cifar.decoupled(name, cifar.ANGULARS[column]))
+        title = f"{name}, {column}, {optimizer}"
+        rows.append(Row(title, patch, {"error": (source, name, column)}, at, grid, baseline))
+    return rows
 
 
 OPERATORS = cifar.operator_recipe(
@@ -199,32 +182,20 @@ _DEEP_LINES: dict[str, dict[str, Any]] = {
 }
 
 
-def _deep_rows() -> list[Row]:
-    lines = {name: _plain_shortcuts(patch) for name, patch in _DEEP_LINES.items()}
-    rows = []
-    for column, data in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
-        rows.append(cifar.with_settings_at(Row(f"ResNet-32 (softmax), {column}"), paper={"data": data}))
-        rows += [
-            cifar.with_settings_at(
-                Row(
-                    f"{name}, {column}",
-                    patch,
-                    {"error": ("T4.5", name, column)},
-                    baseline=f"ResNet-32 (softmax), {column}",
-                ),
-                paper={"data": data},
-            )
-            for name, patch in lines.items()
-        ]
-    return rows
-
-
+_TEN_AND_HUNDRED = {"CIFAR-10": {"paper": {"data": "cifar10"}}, "CIFAR-100": {"paper": {"data": "cifar100"}}}
 DEEP = cifar.operator_recipe(
     name="decoupled-deep",
     title="DCNet-32 with the weight-normalised softmax",
     reference="table 4.5 of the thesis, on CIFAR-10 and CIFAR-100",
     scales=_scales(cifar.DECOUPLED, "wide_resnet32"),
-    rows=tuple(_deep_rows()),
+    rows=table_rows(
+        "T4.5",
+        {"ResNet-32 (softmax)": {}, **{name: _plain_shortcuts(patch) for name, patch in _DEEP_LINES.items()}},
+        {column: {} for column in _TEN_AND_HUNDRED},
+        baseline="ResNet-32 (softmax)",
+        at=_TEN_AND_HUNDRED,
+        in_source={"ResNet-32 (softmax)": ""},
+    ),
     default_rows={
         "cpu": ["ResNet-32 (softmax), CIFAR-10", *(f"{name}, CIFAR-10" for name in _DEEP_LINES)],
         "smoke": ["DCNet-32 (LinearConv + Square Cos.), CIFAR-10"],

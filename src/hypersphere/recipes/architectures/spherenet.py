@@ -140,12 +140,7 @@ NO_RELU = cifar.operator_recipe(
         },
         "smoke": merge(cifar.SMOKE_CNN, {"model": {"activation": "none"}}),
     },
-    rows=tuple(
-        (
-            _as_released(Row(name, patch, printed={"accuracy": ("T3.3", name)}))
-            for name, patch in {**_SPHERENETS, "CNN w/o ReLU": {}}.items()
-        )
-    ),
+    rows=tuple(map(_as_released, table_rows("T3.3", {**_SPHERENETS, "CNN w/o ReLU": {}}, metric="accuracy"))),
     default_rows={
         "cpu": ["Sigmoid (0.1)", "Linear", "Cosine", "CNN w/o ReLU"],
         "smoke": ["Sigmoid (0.1)", "CNN w/o ReLU"],
@@ -172,6 +167,14 @@ def _with_early(experiment: Experiment, run: Run, *, early: int) -> Outcome:
     return Outcome({"early": errors[min(early, len(errors) - 1)]})
 
 
+_CURVES: dict[str, dict[str, Any]] = {
+    "CNN Baseline": {},
+    "SphereNet (cosine) w/o orth.": cifar.sphere(),
+    "SphereNet (cosine) w/ orth.": _SPHERENETS["Cosine"],
+    "SphereNet (linear) w/ orth.": _SPHERENETS["Linear"],
+    "SphereNet (Sigmoid 0.3) w/ orth.": _SPHERENETS["Sigmoid (0.3)"],
+}
+_BARE_CURVES = {"CNN": {}, "SphereNet (cosine)": cifar.sphere(), "SphereNet (linear)": cifar.sphere("linear")}
 CONVERGENCE = cifar.operator_recipe(
     name="spherenet-convergence",
     title="Convergence of SphereNets and CNNs, with and without BatchNorm",
@@ -179,32 +182,16 @@ CONVERGENCE = cifar.operator_recipe(
     base={"measure": {"early": 1}},
     scales={scale: merge(settings, {"validation": {"every": 2}}) for scale, settings in _scales().items()},
     rows=(
-        _as_released(Row("CNN Baseline")),
-        _as_released(Row("SphereNet (cosine) w/o orth.", cifar.sphere())),
-        _as_released(Row("SphereNet (cosine) w/ orth.", {**cifar.sphere(), **cifar.ORTHONORMAL})),
-        _as_released(Row("SphereNet (linear) w/ orth.", {**cifar.sphere("linear"), **cifar.ORTHONORMAL})),
-        _as_released(
-            Row(
-                "SphereNet (Sigmoid 0.3) w/ orth.",
-                {**cifar.sphere(cifar.ANGULARS["Sigmoid (0.3)"]), **cifar.ORTHONORMAL},
-            )
-        ),
-        Row("CNN without BatchNorm", _BARE),
-        Row("SphereNet (cosine) without BatchNorm", {**_BARE, **cifar.sphere()}, baseline="CNN without BatchNorm"),
-        Row(
-            "SphereNet (linear) without BatchNorm",
-            {**_BARE, **cifar.sphere("linear")},
-            baseline="CNN without BatchNorm",
+        *(_as_released(Row(name, patch)) for name, patch in _CURVES.items()),
+        *(
+            Row(f"{name} without BatchNorm", {**_BARE, **patch}, baseline="CNN without BatchNorm" if patch else None)
+            for name, patch in _BARE_CURVES.items()
         ),
     ),
     default_rows={
         "cpu": [
-            "CNN Baseline",
-            "SphereNet (cosine) w/o orth.",
-            "SphereNet (cosine) w/ orth.",
-            "SphereNet (Sigmoid 0.3) w/ orth.",
-            "CNN without BatchNorm",
-            "SphereNet (cosine) without BatchNorm",
+            *(name for name in _CURVES if "linear" not in name),
+            *("CNN without BatchNorm", "SphereNet (cosine) without BatchNorm"),
         ],
         "smoke": ["CNN Baseline", "SphereNet (linear) w/ orth.", "SphereNet (cosine) without BatchNorm"],
     },
@@ -312,6 +299,10 @@ def _sigmoid(k: float) -> dict[str, Any]:
 
 _LEARNED_K = merge(_sigmoid(0.5), {"operator": {"learn_k": "filter"}})
 _TEXT = "best fixed sigmoid SphereConv (cosine W-Softmax), as quoted in the text"
+_LEARNED_PRINTED = {
+    "accuracy": ("F3.4", "learnable SphereConv (cosine W-Softmax)"),
+    "k_conv3.1_mean": ("F3.4", "centre of k in conv3.1"),
+}
 LEARNED = Recipe(
     name="learned-parameters",
     title="Learned k of the sigmoid SphereConv and learned radii of the TanhConv",
@@ -319,20 +310,11 @@ LEARNED = Recipe(
     base={},
     scales=_scales(),
     rows=(
-        _as_released(Row("k = 0.1", _sigmoid(0.1))),
-        _as_released(Row("k = 0.3", _sigmoid(0.3), {"accuracy": ("F3.4", _TEXT)})),
-        _as_released(Row("k = 0.5", _sigmoid(0.5))),
-        _as_released(Row("k = 0.7", _sigmoid(0.7))),
-        _as_released(
-            Row(
-                "a learned k per filter",
-                _LEARNED_K,
-                {
-                    "accuracy": ("F3.4", "learnable SphereConv (cosine W-Softmax)"),
-                    "k_conv3.1_mean": ("F3.4", "centre of k in conv3.1"),
-                },
-            )
+        *(
+            _as_released(Row(f"k = {k}", _sigmoid(k), {"accuracy": ("F3.4", _TEXT)} if k == 0.3 else {}))
+            for k in (0.1, 0.3, 0.5, 0.7)
         ),
+        _as_released(Row("a learned k per filter", _LEARNED_K, _LEARNED_PRINTED)),
         Row("TanhConv, ρ = 1", {"operator": {"name": "tanh"}}),
         Row(
             "TanhConv, a learned ρ per filter",
@@ -340,15 +322,7 @@ LEARNED = Recipe(
             baseline="TanhConv, ρ = 1",
         ),
     ),
-    default_rows={
-        "cpu": [
-            *(f"k = {k}" for k in (0.1, 0.3, 0.5, 0.7)),
-            "a learned k per filter",
-            "TanhConv, ρ = 1",
-            "TanhConv, a learned ρ per filter",
-        ],
-        "smoke": ["a learned k per filter", "TanhConv, a learned ρ per filter"],
-    },
+    default_rows={"smoke": ["a learned k per filter", "TanhConv, a learned ρ per filter"]},
     seeds=(0, 1, 2),
     metrics=(
         cifar.ACCURACY,
@@ -386,32 +360,23 @@ _NORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def _small_batch_rows() -> list[Row]:
-    rows = []
-    for size in (4, 8, 16, 32):
-        for name, patch in _NORMS.items():
-            baseline = None if name == "BatchNorm" else f"BatchNorm, batch {size}"
-            # The same number of steps for all sizes, so that larger batches see more images.
-            rows.append(Row(f"{name}, batch {size}", {**patch, "batch_size": size}, baseline=baseline))
-    return rows
-
-
 SMALL_BATCHES = cifar.operator_recipe(
     name="spherenorm",
     title="SphereNorm and BatchNorm with small batches",
     reference="figure 3.5 of the thesis, curves of CNN-9 on CIFAR-10",
-    scales={
-        "paper": {**cifar.SPHERENET, "model": "spherenet_cnn9"},
-        "cpu": {
-            **cifar.CPU,
-            "model": cifar.SMALL_CNN,
-            "epochs": None,
-            "steps": 10_000,
-            "validation": {"every": 2000, "every_unit": "steps", "energy": False, "batch_size": 500},
-        },
-        "smoke": cifar.SMOKE_CNN,
-    },
-    rows=tuple(_small_batch_rows()),
+    scales=_scales(
+        cpu={"epochs": None, "steps": 10_000, "validation": {"every": 2000, "every_unit": "steps"}},
+    ),
+    rows=tuple(
+        # The same number of steps for all sizes, so that larger batches see more images.
+        Row(
+            f"{name}, batch {size}",
+            {**patch, "batch_size": size},
+            baseline=None if name == "BatchNorm" else f"BatchNorm, batch {size}",
+        )
+        for size in (4, 8, 16, 32)
+        for name, patch in _NORMS.items()
+    ),
     default_rows={
         "cpu": [f"{name}, batch 4" for name in _NORMS if name != "Rescaled SphereNorm"],
         "smoke": ["Rescaled SphereNorm, batch 8", "SphereNorm+BatchNorm, batch 8"],
