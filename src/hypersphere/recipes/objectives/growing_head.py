@@ -175,18 +175,17 @@ _ROWS: dict[str, dict[str, Any]] = {
     "all classes from the start": {"vectors": "learned"},
 }
 _BASE = {"vectors": "features", "trained": "nothing", "samples": "all", "rates": [], "training": _TRAINING}
+_CLASSES = {"new_classes": 50, "held_out": 0.125}
 
 GROWING_HEAD = Recipe(
     name="growing-head",
     title="Classes that are added to a trained head",
     reference="beyond the sources: the method `grow` of heads",
-    base={"measure": _BASE},
+    base={"measure": {**_BASE, **_CLASSES}},
     scales={
         "paper": {
             "measure": {
                 "task": {"name": "omniglot", "split": "sample", "size": 56, "held_out": 4},
-                "new_classes": 50,
-                "held_out": 0.125,
                 "training": {
                     "model": {"name": "embedding_cnn", "widths": [64, 128, 256], "feature_dim": 512},
                     **stepwise(28_000, [16_000, 24_000]),
@@ -197,8 +196,6 @@ GROWING_HEAD = Recipe(
         "cpu": {
             "measure": {
                 "task": {"name": "omniglot", "split": "sample", "size": 16, "held_out": 4, "characters": 320},
-                "new_classes": 50,
-                "held_out": 0.125,
                 "training": {
                     "model": {"name": "embedding_cnn", "widths": [16, 32, 64], "feature_dim": 64},
                     "epochs": 20,

@@ -12,26 +12,6 @@ from hypersphere.training import Experiment, Run
 
 __all__ = ["OMNIGLOT"]
 
-_METRICS = (
-    Metric("accuracy", "verification %", ".2f", True),
-    Metric("eer", "EER %", ".2f", False),
-    Metric("fisher", "Fisher score", ".3f", False),
-    Metric("separation", "min angle °", ".1f", True),
-)
-_BASE = {
-    "model": {"name": "embedding_cnn"},
-    "optimizer": sgd(0.1, decay_everything=True),
-    "normalize": "none",
-    "augment": [{"name": "roll", "pixels": 2}],
-    "batch_size": 128,
-}
-_SMOKE = {
-    "data": {"name": "generated", "classes": 40, "per_class": 8, "open_set": True},
-    "model": {"widths": [4, 4], "feature_dim": 8},
-    "epochs": 1,
-}
-
-
 _ANNEALED = {"annealing": SOURCE_ANNEALING}
 # Four trials for each row: learning rates, or two of them and two values of another setting.
 _RATES = {"optimizer.lr": [0.05, 0.1, 0.2, 0.4]}
@@ -73,7 +53,14 @@ OMNIGLOT = Recipe(
     name="omniglot",
     title="Open-set recognition of Omniglot's unseen characters",
     reference="the open-set protocol of section 2.3 of the thesis (tables 2.8 and 2.9), on other data",
-    base={**_BASE, "measure": {"folds": 10, "per_fold": 300}},
+    base={
+        "model": {"name": "embedding_cnn"},
+        "optimizer": sgd(0.1, decay_everything=True),
+        "normalize": "none",
+        "augment": [{"name": "roll", "pixels": 2}],
+        "batch_size": 128,
+        "measure": {"folds": 10, "per_fold": 300},
+    },
     scales={
         "paper": {
             "data": {"name": "omniglot", "split": "class"},
@@ -86,16 +73,23 @@ OMNIGLOT = Recipe(
             "epochs": 8,
             "validation": {"every": 5, "energy": False},
         },
-        "smoke": {**_SMOKE, "measure": {"folds": 2, "per_fold": 10}},
+        "smoke": {
+            "data": {"name": "generated", "classes": 40, "per_class": 8, "open_set": True},
+            "model": {"widths": [4, 4], "feature_dim": 8},
+            "epochs": 1,
+            "measure": {"folds": 2, "per_fold": 10},
+        },
     },
     rows=tuple(Row(name, {"head": head}, grid=grid) for name, (head, grid) in _HEADS.items()),
     default_rows={"cpu": [name for name in _HEADS if name != "L-Softmax (m=2)"]},
     seeds=(0, 1, 2, 3, 4),
     metrics=(
-        *_METRICS[:2],
+        Metric("accuracy", "verification %", ".2f", True),
+        Metric("eer", "EER %", ".2f", False),
         Metric("tar", "TAR % at FAR 0.1 %", ".2f", True),
         Metric("rank1", "rank-1 %", ".2f", True),
-        *_METRICS[2:],
+        Metric("fisher", "Fisher score", ".3f", False),
+        Metric("separation", "min angle °", ".1f", True),
     ),
     cost={"paper": 100, "cpu": 1.5, "smoke": 0.01},
     measure=measure_unseen,

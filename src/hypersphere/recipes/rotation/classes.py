@@ -7,7 +7,7 @@ from typing import Any
 from hypersphere import rotation
 from hypersphere.recipes.architectures.imagenet import PROTOCOL, measure_top5
 from hypersphere.recipes.protocols import ERROR, SMOKE, picture, separation, sgd, stepwise
-from hypersphere.recipes.recipe import Claim, Grid, Metric, Outcome, Place, Recipe, Row, Tuning
+from hypersphere.recipes.recipe import Claim, Grid, Method, Metric, Outcome, Recipe, Row, Tuning, table_rows
 from hypersphere.training import Experiment, Run
 
 __all__ = ["DIGITS", "FACES", "MANY_CLASSES", "measure_digits", "measure_head"]
@@ -40,24 +40,11 @@ def _measure_errors(experiment: Experiment, run: Run) -> Outcome:
     return Outcome({**top5.metrics, **_head_numbers(experiment)}, top5.curves)
 
 
-def _rows(metric: str, columns: dict[str, tuple[dict[str, Any], Place, Place]], *, decay: bool) -> tuple[Row, ...]:
-    """Return an oracle and a row with rotated class vectors for each network."""
-    rows = []
-    for title, (at, oracle, rotated) in columns.items():
-        rows.append(Row(f"Oracle, {title}", printed={metric: oracle}, at=at, grid=_RATES))
-        paper = {"rotation": {"spread": 1.0}, **({"optimizer": {"rotation_decay": 5e-4}} if decay else {})}
-        by_scale = {**at, "paper": {**at.get("paper", {}), **paper}}
-        rows.append(
-            Row(
-                f"CLS-OPT, {title}",
-                _CLASSES,
-                {metric: rotated},
-                by_scale,
-                grid=_ROTATION_RATES,
-                baseline=f"Oracle, {title}",
-            )
-        )
-    return tuple(rows)
+# An oracle, whose class vectors are trained, and class vectors that are only rotated.
+_LINES = {
+    "Oracle": Method(grid=_RATES),
+    "CLS-OPT": Method(_CLASSES, _ROTATION_RATES, {"rotation": {"spread": 1.0}, "optimizer": {"rotation_decay": 5e-4}}),
+}
 
 
 # --- a thousand classes (table 12)
@@ -86,25 +73,21 @@ MANY_CLASSES = Recipe(
             "epochs": 1,
         },
     },
-    rows=_rows(
-        "top5_error",
-        {
-            "ResNet-18A": (
-                {
-                    "paper": {"model": {"widths": [64, 128, 128, 128]}},
-                    "cpu": {"model": {"feature_dim": 32}},
-                    "smoke": {"model": {"feature_dim": 4}},
-                },
-                ("O-T12", "Oracle", "ResNet-18A Error"),
-                ("O-T12", "CLS-OPT", "ResNet-18A Error"),
-            ),
-            "ResNet-18B": (
-                {"cpu": {"model": {"feature_dim": 128}}, "smoke": {"model": {"feature_dim": 8}}},
-                ("O-T12", "Oracle", "ResNet-18B Error"),
-                ("O-T12", "CLS-OPT", "ResNet-18B Error"),
-            ),
+    rows=table_rows(
+        "O-T12",
+        _LINES,
+        {"ResNet-18A": {}, "ResNet-18B": {}},
+        metric="top5_error",
+        baseline="Oracle",
+        at={
+            "ResNet-18A": {
+                "paper": {"model": {"widths": [64, 128, 128, 128]}},
+                "cpu": {"model": {"feature_dim": 32}},
+                "smoke": {"model": {"feature_dim": 4}},
+            },
+            "ResNet-18B": {"cpu": {"model": {"feature_dim": 128}}, "smoke": {"model": {"feature_dim": 8}}},
         },
-        decay=True,
+        in_source={"ResNet-18A": "ResNet-18A Error", "ResNet-18B": "ResNet-18B Error"},
     ),
     seeds=(0, 1, 2),
     metrics=(Metric("top5_error", "top-5 error %", ".2f", False), ERROR, _HEAD_NUMBERS),
@@ -156,29 +139,21 @@ FACES = Recipe(
             "epochs": 1,
         },
     },
-    rows=_rows(
-        "verification.accuracy",
-        {
-            "512 dimensions": (
-                {
-                    "paper": {"model": {"feature_dim": 512}},
-                    "cpu": {"model": {"feature_dim": 64}},
-                    "smoke": {"model": {"feature_dim": 4}},
-                },
-                ("O-T13", "Oracle", "512 Dim. Acc."),
-                ("O-T13", "CLS-OPT", "512 Dim. Acc."),
-            ),
-            "1024 dimensions": (
-                {
-                    "paper": {"model": {"feature_dim": 1024}},
-                    "cpu": {"model": {"feature_dim": 128}},
-                    "smoke": {"model": {"feature_dim": 8}},
-                },
-                ("O-T13", "Oracle", "1024 Dim. Acc."),
-                ("O-T13", "CLS-OPT", "1024 Dim. Acc."),
-            ),
+    rows=table_rows(
+        "O-T13",
+        _LINES,
+        {"512 dimensions": {}, "1024 dimensions": {}},
+        metric="verification.accuracy",
+        baseline="Oracle",
+        at={
+            f"{paper} dimensions": {
+                "paper": {"model": {"feature_dim": paper}},
+                "cpu": {"model": {"feature_dim": cpu}},
+                "smoke": {"model": {"feature_dim": smoke}},
+            }
+            for paper, cpu, smoke in ((512, 64, 4), (1024, 128, 8))
         },
-        decay=True,
+        in_source={"512 dimensions": "512 Dim. Acc.", "1024 dimensions": "1024 Dim. Acc."},
     ),
     seeds=(1, 2, 3, 4, 5),
     metrics=(
@@ -239,13 +214,8 @@ DIGITS = Recipe(
     },
     rows=(
         Row("Oracle", grid=_RATES),
-        Row("CLS-OPT", _CLASSES, at={"paper": {"rotation": {"spread": 1.0}}}, grid=_ROTATION_RATES, baseline="Oracle"),
-        Row(
-            "Fixed class vectors",
-            {"rotation": {"hidden": False, "output": True, "normalize": True, "name": "cayley"}, "freeze": ["head.*"]},
-            grid=_RATES,
-            baseline="Oracle",
-        ),
+        Row("CLS-OPT", _CLASSES, {}, {"paper": {"rotation": {"spread": 1.0}}}, _ROTATION_RATES, "Oracle"),
+        Row("Fixed class vectors", {**_CLASSES, "freeze": ["head.*"]}, grid=_RATES, baseline="Oracle"),
     ),
     default_rows={"smoke": ["Oracle", "CLS-OPT"]},
     seeds=(0, 1, 2, 3, 4),
