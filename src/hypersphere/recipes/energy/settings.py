@@ -29,17 +29,15 @@ TUNED = (
 )
 TUNING = Tuning({}, held_out=0.2)  # every row has a grid
 FIFTH: dict[str, Any] = {"data": {"name": "cifar100_fifth", "pool": 2}}
-
-
-DECAYS: Grid = {"optimizer.weight_decay": (5e-4, 2e-3)}
+_DECAYS: Grid = {"optimizer.weight_decay": (5e-4, 2e-3)}
 
 
 def _energy(name: str, weights: Sequence[float], **options: Any) -> Method:
-    return Method({"regularizers": [{"name": name, **options}]}, {**DECAYS, "regularizers.0.hidden": weights})
+    return Method({"regularizers": [{"name": name, **options}]}, {**_DECAYS, "regularizers.0.hidden": weights})
 
 
 def _penalty(name: str, weight: float, weights: Sequence[float]) -> Method:
-    grid = {**DECAYS, "regularizers.0.weight": weights}
+    grid = {**_DECAYS, "regularizers.0.weight": weights}
     return Method({"regularizers": [{"name": name, "weight": weight}]}, grid)
 
 
@@ -54,7 +52,7 @@ def projected(name: str, **options: Any) -> Method:
     return _energy("comhe", (1.0, 10.0), hidden=1.0, projection={"name": name, **options})
 
 
-BASELINE = Method(grid={**DECAYS, "optimizer.lr": (0.1, 0.03)})
+BASELINE = Method(grid={**_DECAYS, "optimizer.lr": (0.1, 0.03)})
 ORTHOGONAL = _penalty("orthogonal", 1e-5, (1e-3, 1e-2))
 ORTHONORMAL = _penalty("orthonormal", 1e-5, (1e-3, 1e-2))
 SRIP = _penalty("srip", 1e-3, (1e-2, 1e-1))
