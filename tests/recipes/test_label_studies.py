@@ -8,7 +8,7 @@ from torch import nn
 
 from hypersphere.recipes.objectives import growing_head
 from hypersphere.recipes.objectives.growing_head import GROWING_HEAD, grow_classes
-from hypersphere.recipes.objectives.label_noise import LABEL_NOISE, measure_noisy
+from hypersphere.recipes.objectives.label_noise import FACE_LABEL_NOISE, LABEL_NOISE, measure_noisy
 from hypersphere.training import build_experiment
 
 OPTIONS = {"folds": 2, "per_fold": 10}
@@ -36,22 +36,24 @@ def test_wrong_auc_is_the_share_of_pairs_in_which_the_wrong_label_has_the_larger
     assert metrics["fitted"] == pytest.approx(fitted)
 
 
-def test_rows_of_a_level_of_noise_have_the_same_wrong_labels_and_seeds_have_others():
+@pytest.mark.parametrize("recipe", [LABEL_NOISE, FACE_LABEL_NOISE], ids=lambda recipe: recipe.name)
+def test_rows_of_a_level_of_noise_have_the_same_wrong_labels_and_seeds_have_others(recipe):
     def labels(row, seed):
-        config = LABEL_NOISE.config(row, "smoke", seed=seed)
+        config = recipe.config(row, "smoke", seed=seed)
         return build_experiment(config).data.train.labels
 
     assert torch.equal(labels("ArcFace, 40 %", 1), labels("Sub-centres and filter, 40 %", 1))
     assert not torch.equal(labels("ArcFace, 40 %", 1), labels("ArcFace, 40 %", 2))
 
 
-def test_rows_are_compared_with_arcface_at_the_same_noise():
-    for row in LABEL_NOISE.rows:
+@pytest.mark.parametrize("recipe", [LABEL_NOISE, FACE_LABEL_NOISE], ids=lambda recipe: recipe.name)
+def test_rows_are_compared_with_arcface_at_the_same_noise(recipe):
+    for row in recipe.rows:
         method, noise = row.name.split(", ")
-        baseline = LABEL_NOISE.baseline_of(row)
+        baseline = recipe.baseline_of(row)
         expected = f"ArcFace, {noise}" if method != "ArcFace" else None if noise == "0 %" else "ArcFace, 0 %"
         assert (None if baseline is None else baseline.name) == expected
-        config = LABEL_NOISE.config(row, "cpu")
+        config = recipe.config(row, "cpu")
         assert config.data.options["label_noise"] == float(noise.split()[0]) / 100
         assert config.head.options.get("centers", 1) == (3 if "Sub-centres" in method else 1)
         assert ("interclass_filter" in config.head.options) == ("ilter" in method)

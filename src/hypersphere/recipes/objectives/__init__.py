@@ -35,6 +35,7 @@ RECIPES: tuple[Recipe, ...] = (
     faces.ABLATION,
     open_set.OMNIGLOT,
     label_noise.LABEL_NOISE,
+    label_noise.FACE_LABEL_NOISE,
     growing_head.GROWING_HEAD,
     sphereface_plus.PLUS,
     sphereface_plus.TRAINING_SETS,
