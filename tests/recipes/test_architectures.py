@@ -196,8 +196,8 @@ def test_sphere_norm_replaces_or_precedes_batch_norm(name):
 
 
 def test_attacked_networks_have_no_normalisation_and_learned_radii():
-    for row in attacks.RECIPE.rows:
-        network = built(attacks.RECIPE, row, **{"model.widths": [4, 4, 4]})
+    for row in attacks.ATTACKS.rows:
+        network = built(attacks.ATTACKS, row, **{"model.widths": [4, 4, 4]})
         assert not [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
         radii = {layer.log_radius is not None for layer in decoupled_layers(network)}
         has_radius = row.name.startswith(("Ball", "Tanh"))
@@ -205,13 +205,6 @@ def test_attacked_networks_have_no_normalisation_and_learned_radii():
 
 
 # Rows at scales ------------------------------------------------------------------------------------------------------
-
-
-def test_with_rows_at_limits_scales_and_rejects_unknown_names():
-    rows = cifar.with_rows_at((Row("a"), Row("b")), cpu=["a"], smoke=["b"])
-    assert [row.scales for row in rows] == [("paper", "cpu"), ("paper", "smoke")]
-    with pytest.raises(ValueError, match="cpu and smoke must be names of rows, not 'c'"):
-        cifar.with_rows_at(rows, cpu=["c"], smoke=[])
 
 
 def test_with_settings_at_merges_settings_of_a_scale():
@@ -232,7 +225,7 @@ def test_transferred_attacks_use_another_network_and_deepfool_stores_perturbatio
         return accuracy_under(*arguments, source=source)
 
     monkeypatch.setattr(attacks, "accuracy_under", recorded)
-    (record,) = execute(attacks.RECIPE, tmp_path, scale="smoke", rows=["Baseline"], seeds=[0])
+    (record,) = execute(attacks.ATTACKS, tmp_path, scale="smoke", rows=["Baseline"], seeds=[0])
     victim, source = calls[-1]
     pairs = zip(victim.parameters(), source.parameters(), strict=True)
     assert not any(torch.equal(a, b) for a, b in pairs if a.dim() > 1)
@@ -242,9 +235,9 @@ def test_transferred_attacks_use_another_network_and_deepfool_stores_perturbatio
 
 
 def test_trials_are_not_attacked():
-    config = attacks.RECIPE.config("Baseline", "smoke", {"selection": 0.2})
+    config = attacks.ATTACKS.config("Baseline", "smoke", {"selection": 0.2})
     experiment = build_experiment(config)
-    assert attacks.measure(experiment, None, **attacks.RECIPE.settings("Baseline", "smoke")["measure"]) == Outcome()
+    assert attacks.measure(experiment, None, **attacks.ATTACKS.settings("Baseline", "smoke")["measure"]) == Outcome()
 
 
 def test_filter_statistics_of_equal_entries_and_of_parallel_filters():

@@ -8,9 +8,9 @@ import torch
 
 from hypersphere.data import DATA, DataSplit
 from hypersphere.recipes import RECIPES, SCALES, execute, read_tensors, source_entries
+from hypersphere.recipes.energy.classes import largest_gap
 from hypersphere.recipes.energy.dynamics import summed_energy
 from hypersphere.recipes.energy.flows import descend, flow
-from hypersphere.recipes.energy.imbalance import largest_gap
 from hypersphere.recipes.energy.networks import layer_names
 from hypersphere.recipes.energy.residual import colour_share
 from hypersphere.training import build_experiment

@@ -13,13 +13,11 @@ from hypersphere.data import DataSplit, TensorSource
 from hypersphere.recipes import RECIPES, SCALES, execute, read_tensors, source_entries
 from hypersphere.recipes.face_protocol import measure_faces
 from hypersphere.recipes.objectives import (
+    angles,
     classification,
     faces,
     features,
-    functions,
-    hardness,
     open_set,
-    reconstruction,
     sphereface_plus,
 )
 from hypersphere.training import build_experiment
@@ -300,7 +298,7 @@ def test_measure_faces_is_perfect_for_features_that_show_the_class(tmp_path):
 
 def test_target_function_falls_from_one_to_one_minus_two_m():
     for m in (2, 3, 4):
-        outcome = functions.compute(0, m=m, points=361)
+        outcome = classification.target_function(0, m=m, points=361)
         theta = torch.linspace(0, math.pi, 361, dtype=torch.float64)
         k = (m * theta / math.pi).floor().clamp(max=m - 1)
         expected = (-1) ** k * (m * theta).cos() - 2 * k
@@ -346,7 +344,7 @@ def test_visual_hardness_reads_frequencies_from_a_list(tmp_path):
     (tmp_path / "human-frequency.csv").write_text("\n".join(rows))
     overrides = {"data.size": 8, "model": {"name": "embedding_cnn", "widths": [4, 4]}, "augment": [], "epochs": 1}
     (record,) = execute(
-        hardness.HARDNESS, tmp_path / "out", scale="paper", seeds=[0], overrides=overrides, data_root=tmp_path
+        angles.HARDNESS, tmp_path / "out", scale="paper", seeds=[0], overrides=overrides, data_root=tmp_path
     )
     assert -1 <= record.metrics["hardness_correlation"] <= 1
     tensors = read_tensors(tmp_path / "out", record)
@@ -356,12 +354,12 @@ def test_visual_hardness_reads_frequencies_from_a_list(tmp_path):
 def test_neighbour_frequency_is_the_share_of_the_nearest_images():
     train = TensorSource(torch.tensor([0, 10, 20, 200]).byte().view(4, 1, 1, 1), torch.tensor([0, 1, 0, 1]), ("a", "b"))
     test = TensorSource(torch.tensor([5, 250]).byte().view(2, 1, 1, 1), torch.tensor([0, 1]), ("a", "b"))
-    shares = hardness._neighbour_frequency(train, test)
+    shares = angles._neighbour_frequency(train, test)
     assert shares.tolist() == [0.5, 0.5]  # all four images are among the nearest twenty
 
 
 def test_reconstructions_from_angles_and_norms_use_the_same_network(smoke_folder):
-    records = execute(reconstruction.RECONSTRUCTION, smoke_folder, scale="smoke", seeds=[0])
+    records = execute(angles.RECONSTRUCTION, smoke_folder, scale="smoke", seeds=[0])
     assert len({tuple(record.curves["loss"]) for record in records}) == 1
     assert len({record.metrics["error"] for record in records}) == 3
     tensors = read_tensors(smoke_folder, records[0])

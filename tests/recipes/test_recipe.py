@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-from hypersphere.recipes import RECIPES, SCALES, Outcome, Recipe, Row, find_recipe, source_entries
+from hypersphere.recipes import RECIPES, SCALES, Claim, Metric, Outcome, Recipe, Row, find_recipe, source_entries
+from hypersphere.recipes.recipe import Method, table_rows
 
 
 def recipe(*rows, base=None, scales=None, **options):
@@ -85,12 +86,58 @@ def test_recipe_rejects_unknown_scales_and_repeated_rows():
 
 
 def test_rows_at_returns_the_rows_of_a_scale():
-    entry = recipe(Row("all"), Row("large", scales=("paper", "cpu")), Row("full", scales=("paper",)))
-    assert {scale: len(entry.rows_at(scale)) for scale in SCALES} == {"paper": 3, "cpu": 2, "smoke": 1}
+    entry = recipe(Row("all"), Row("large"), Row("full"), default_rows={"cpu": ["large", "all"], "smoke": ["all"]})
+    names = {scale: [row.name for row in entry.rows_at(scale)] for scale in SCALES}
+    assert names == {"paper": ["all", "large", "full"], "cpu": ["all", "large"], "smoke": ["all"]}
     with pytest.raises(ValueError, match="scale must be one of paper, cpu, smoke, not 'tiny'"):
         entry.rows_at("tiny")
-    with pytest.raises(ValueError, match="scales must be among paper, cpu, smoke"):
-        Row("row", scales=("large",))
+    with pytest.raises(ValueError, match="default_rows must be among paper, cpu, smoke"):
+        recipe(default_rows={"large": ["row"]})
+    with pytest.raises(ValueError, match="row must be one of row, not 'raw'"):
+        recipe(default_rows={"cpu": ["raw"]})
+
+
+def test_claims_have_the_baseline_first_metric_and_first_source_as_defaults():
+    rows, metrics = (Row("a"), Row("b"), Row("c", baseline="b")), (Metric("error", "error"), Metric("energy", "energy"))
+    claims = (Claim("text", "b"), Claim("text", "c", metric="energy"), Claim("text", "b", "c", source="T6.2"))
+    entry = recipe(*rows, metrics=metrics, covers=("T6.1",), baseline="a", claims=claims)
+    assert entry.claims == (
+        Claim("text", "b", "a", "error", "T6.1"),
+        Claim("text", "c", "b", "energy", "T6.1"),
+        Claim("text", "b", "c", "error", "T6.2"),
+    )
+    with pytest.raises(ValueError, match="row must be one of row, not ''"):
+        recipe(metrics=metrics, claims=(Claim("text", "row"),))  # it has no baseline
+
+
+def test_table_rows_have_names_places_and_settings_of_lines_and_columns():
+    lines = {"Baseline": Method(grid={"epochs": [1, 2]}), "MHE": Method({"clip": 1.0}, paper={"epochs": 3})}
+    rows = table_rows(
+        "T5.1",
+        lines,
+        {"narrow": {"batch_size": 8}},
+        baseline="Baseline",
+        at={"narrow": {"paper": {"steps": 9}, "cpu": {"steps": 1}}},
+        in_source={"narrow": "CIFAR-10 s=2"},
+    )
+    assert rows == (
+        Row(
+            "Baseline, narrow",
+            {"batch_size": 8},
+            {"error": ("T5.1", "Baseline", "CIFAR-10 s=2")},
+            {"paper": {"steps": 9}, "cpu": {"steps": 1}},
+            {"epochs": [1, 2]},
+        ),
+        Row(
+            "MHE, narrow",
+            {"batch_size": 8, "clip": 1.0},
+            {"error": ("T5.1", "MHE", "CIFAR-10 s=2")},
+            {"paper": {"steps": 9, "epochs": 3}, "cpu": {"steps": 1}},
+            baseline="Baseline, narrow",
+        ),
+    )
+    plain, other = table_rows("T6.1", {"Baseline": {}, "ours": {}}, in_source={"ours": ""})
+    assert (plain.name, plain.printed, other.printed) == ("Baseline", {"error": ("T6.1", "Baseline")}, {})
 
 
 def test_find_recipe_by_name_and_by_id():

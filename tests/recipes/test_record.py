@@ -288,8 +288,9 @@ def test_scales_have_separate_folders(tmp_path):
 
 
 def test_rows_of_other_scales_run_only_by_name(tmp_path):
-    rows = (Row("always"), Row("at full size", scales=("paper",)))
-    toy = Recipe("toy", "Toy", "nowhere", {"measure": {"size": 1}}, {"cpu": {}, "paper": {}}, rows, compute=compute)
+    base, rows = {"measure": {"size": 1}}, (Row("always"), Row("at full size"))
+    chosen = {"cpu": ["always"]}
+    toy = Recipe("toy", "Toy", "nowhere", base, {"cpu": {}, "paper": {}}, rows, compute=compute, default_rows=chosen)
     assert [one.row for one in execute(toy, tmp_path)] == ["always"]
     assert [one.row for one in execute(toy, tmp_path, scale="paper")] == ["always", "at full size"]
     assert [one.row for one in execute(toy, tmp_path, rows=["at full size"])] == ["at full size"]

@@ -10,7 +10,7 @@ import torch
 from hypersphere.data import DataSplit
 from hypersphere.evaluation import Landscape
 from hypersphere.recipes import RECIPES, execute, read_tensors, source_entries
-from hypersphere.recipes.rotation import classes, economy, few_shot, graphs, imagenet, landscape, networks, start
+from hypersphere.recipes.rotation import classes, economy, few_shot, graphs, landscape, networks, start
 from hypersphere.rotation import degrees_of_freedom, rotated_layers
 from hypersphere.training import build_experiment
 from hypersphere.training.config import Component
@@ -271,7 +271,7 @@ def test_landscape_has_the_training_loss_and_the_test_error(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "row", "tiny"),
     [
-        (imagenet.IMAGENET, "OPT (CP)", {"model.image_size": 64, "model.widths": [4, 4, 4], "model.feature_dim": 8}),
+        (networks.IMAGENET, "OPT (CP)", {"model.image_size": 64, "model.widths": [4, 4, 4], "model.feature_dim": 8}),
         (classes.MANY_CLASSES, "CLS-OPT, ResNet-18A", {"model.depths": [1, 1], "model.widths": [4, 4]}),
         (economy.STOCHASTIC, "S-OPT (GS), ResNet-18", {"model.depths": [1, 1], "model.widths": [4, 4]}),
     ],

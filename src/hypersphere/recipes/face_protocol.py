@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import log10, nan
 from pathlib import Path
 from typing import Any
@@ -15,27 +16,8 @@ from torch import Tensor
 from hypersphere import data, evaluation
 from hypersphere.data.lfw import find_images
 from hypersphere.recipes.protocols import separation, sgd, stepwise
-from hypersphere.recipes.recipe import Axis, Metric, Outcome
+from hypersphere.recipes.recipe import Axis, Metric, Outcome, Recipe
 from hypersphere.training import Experiment, Run
-
-__all__ = [
-    "ACCURACY",
-    "AXES",
-    "EER",
-    "FACES",
-    "FISHER",
-    "RANK1",
-    "SEEDED",
-    "SEPARATION",
-    "SOURCE_ANNEALING",
-    "TAR",
-    "YTF",
-    "a_softmax",
-    "cpu_network",
-    "embed_mirrored",
-    "measure_faces",
-    "smoke_network",
-]
 
 ACCURACY = Metric("accuracy", "verification %", ".2f", True)
 YTF = Metric("ytf", "YTF verification %", ".2f", True)
@@ -176,6 +158,12 @@ def measure_faces(
     ranked, few = _rank(experiment, project, others)
     metrics |= {"rank1": 100 * ranked.rate(1), "tar": 100 * ranked.roc().tar_at(far)}
     return Outcome(metrics, _curves(ranked, few))
+
+
+# What all recipes of faces share.
+face_recipe = partial(
+    Recipe, base=FACES["base"], seeds=tuple(range(1, 6)), measure=measure_faces, seeded=SEEDED, axes=AXES
+)
 
 
 @torch.no_grad()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -10,21 +12,6 @@ from torch import Tensor
 from hypersphere import data, evaluation
 from hypersphere.recipes.recipe import Metric
 from hypersphere.training import Experiment
-
-__all__ = [
-    "CIFAR",
-    "ENERGY",
-    "ERROR",
-    "GRAPH_BASE",
-    "GRAPH_METRICS",
-    "GRAPH_SCALES",
-    "SECONDS",
-    "SMOKE",
-    "compare_unseen",
-    "separation",
-    "sgd",
-    "stepwise",
-]
 
 SECONDS = Metric("seconds", "seconds of training", ".0f", None)
 ERROR = Metric("error", "test error %", ".2f", False)
@@ -70,6 +57,18 @@ GRAPH_BASE = {
 # Citation graphs are small, so the protocol of the source runs on a CPU.
 GRAPH_SCALES: dict[str, Any] = {"paper": {"epochs": 200}, "cpu": {"epochs": 200}, "smoke": {"epochs": 3}}
 GRAPH_METRICS = (Metric("accuracy", "test accuracy %", ".2f", True), ENERGY)
+
+
+def load_data(settings: Mapping[str, Any], data_root: Path | None) -> data.DataSplit:
+    """Load the data of settings like those of `Config.data`, for recipes that train without a config."""
+    options = {key: value for key, value in settings.items() if key != "name"}
+    return data.DATA[settings["name"]](data_root, **options)
+
+
+def picture(experiment: Experiment, features: Tensor, labels: Tensor, count: int | None = None) -> dict[str, Tensor]:
+    """Return what a picture of features shows: the first ones with their labels, and the class vectors."""
+    head: Any = experiment.head
+    return {"features": features[:count], "labels": labels[:count], "class_vectors": head.weight.detach()}
 
 
 def compare_unseen(features: Tensor, labels: Tensor, *, folds: int = 10, per_fold: int = 300) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -14,7 +14,7 @@ from hypersphere.recipes.sources import PARTS, printed_number
 from hypersphere.training.components import check_components
 from hypersphere.training.config import Config, merge, set_path
 
-__all__ = ["SCALES", "Axis", "Claim", "Metric", "Outcome", "Recipe", "Row", "Tuning", "table_rows"]
+__all__ = ["SCALES", "Axis", "Claim", "Method", "Metric", "Outcome", "Recipe", "Row", "Tuning", "cells", "table_rows"]
 
 SCALES = ("paper", "cpu", "smoke")
 Patch = Mapping[str, Any]
@@ -43,7 +43,6 @@ class Row:
         at: further patches by scale, such as the width of a small network.
         grid: settings that are tuned for this row instead of those of the recipe, see `Tuning`.
         baseline: name of the row that this one is compared with; by default that of the recipe.
-        scales: scales at which the row runs unless rows are chosen by name. A large table runs in full at "paper" only.
     """
 
     name: str
@@ -52,11 +51,9 @@ class Row:
     at: Mapping[str, Patch] = field(default_factory=dict)
     grid: Grid | None = None
     baseline: str | None = None
-    scales: tuple[str, ...] = SCALES
 
     def __post_init__(self) -> None:
         require(bool(self.name.strip(". ")), "name", "text other than dots and spaces", self.name)
-        require(set(self.scales) <= set(SCALES), "scales", f"among {', '.join(SCALES)}", self.scales)
 
     def printed_numbers(self) -> dict[str, float]:
         """Return the numbers that the source prints, by metric."""
@@ -67,41 +64,75 @@ class Row:
         return {metric: number for metric, number in numbers.items() if number is not None}
 
 
+@dataclass(frozen=True)
+class Method:
+    """A line of a table as settings.
+
+    Attributes:
+        patch: its settings, for a regulariser with the weight of the source.
+        grid: the settings that are tuned for it; None for those of the recipe.
+        paper: further settings at the scale of the source.
+    """
+
+    patch: Patch = field(default_factory=dict)
+    grid: Grid | None = None
+    paper: Patch = field(default_factory=dict)
+
+
 def table_rows(
     source: str,
-    lines: Mapping[str, Patch],
-    columns: Mapping[str, Patch],
+    lines: Mapping[str, Patch | Method],
+    columns: Mapping[str, Patch] | None = None,
     *,
     metric: str = "error",
     baseline: str | None = None,
-    grids: Mapping[str, Grid] | None = None,
+    at: Mapping[str, Mapping[str, Patch]] | None = None,
+    in_source: Mapping[str, str] | None = None,
 ) -> tuple[Row, ...]:
-    """Return one row per line and column of a table of the source, named "line, column".
+    """Return one row per line and column of a table of the source, named "line, column", column by column.
 
     Args:
         source: the table, such as "T5.1".
-        lines: settings by line of the table, under the names of the source.
-        columns: settings by column.
+        lines: settings by line of the table.
+        columns: settings by column; None for a table with one column, whose rows have the names of the lines.
         metric: the metric of the numbers in the table.
         baseline: the line that the other lines are compared with in each column.
-        grids: settings that are tuned, by line.
+        at: further settings by column and scale.
+        in_source: names of lines and columns in the source, where they differ; "" for a line that it does not have.
 
     Example:
         >>> rows = table_rows("T5.1", {"MHE": {"regularizers": ["mhe"]}}, {"CIFAR-10 s=2": {"data": "cifar10"}})
         >>> rows[0].name, rows[0].printed_numbers()
         ('MHE, CIFAR-10 s=2', {'error': 6.22})
     """
-    return tuple(
-        Row(
-            f"{line}, {column}",
-            merge(column_patch, line_patch),
-            printed={metric: (source, line, column)},
-            grid=(grids or {}).get(line),
-            baseline=None if baseline in (None, line) else f"{baseline}, {column}",
-        )
-        for column, column_patch in columns.items()
-        for line, line_patch in lines.items()
-    )
+    rows = []
+    for column, shared in (columns or {"": {}}).items():
+        by_scale = (at or {}).get(column, {})
+        suffix = f", {column}" if columns else ""
+        for line, settings in lines.items():
+            method = settings if isinstance(settings, Method) else Method(settings)
+            paper = {"paper": merge(by_scale.get("paper", {}), method.paper)} if method.paper else {}
+            first, second = ((in_source or {}).get(name, name) for name in (line, column))
+            place: Place = (source, first, second) if columns else (source, first)
+            row = Row(
+                f"{line}{suffix}",
+                merge(shared, method.patch),
+                {metric: place} if first else {},
+                {**by_scale, **paper},
+                method.grid,
+                None if baseline in (None, line) else f"{baseline}{suffix}",
+            )
+            rows.append(row)
+    return tuple(rows)
+
+
+def cells(lines: Iterable[str], columns: Iterable[str]) -> list[str]:
+    """Return the names of the rows of some lines and columns of a table.
+
+    >>> cells(["MHE", "SRIP"], ["t=1"])
+    ['MHE, t=1', 'SRIP, t=1']
+    """
+    return [f"{line}, {column}" for line, column in product(lines, columns)]
 
 
 @dataclass(frozen=True)
@@ -134,15 +165,17 @@ class Claim:
 
     Attributes:
         text: the statement, as one sentence whose subject is the better row.
-        better, than: names of the two rows.
-        metric: the metric that is compared; its column says whether higher or lower is better.
-        source: the table or figure that makes the statement.
+        better: name of the better row.
+        than: name of the other row; by default the baseline of the better one.
+        metric: the metric that is compared; its column says whether higher or lower is better. By default the first
+            column of the recipe.
+        source: the table or figure that makes the statement; by default the first one that the recipe covers.
     """
 
     text: str
     better: str
-    than: str
-    metric: str = "error"
+    than: str = ""
+    metric: str = ""
     source: str = ""
 
 
@@ -175,11 +208,13 @@ class Recipe:
         name: name on the command line.
         title: one line that says what the table shows.
         reference: where the source prints it.
-        base: settings that all rows and scales share. The mapping "measure" holds options of `measure`; all others are
-            settings of `Config`.
+        base: settings that all rows and scales share. The mapping "measure" holds options of `measure` or, under the
+            same name, of `compute`; all others are settings of `Config`.
         scales: a patch for each of "paper" (the protocol of the source), "cpu" (small networks, hours on two cores) and
             "smoke" (seconds, without files).
         rows: the rows of the table.
+        default_rows: by scale, names of the rows that run unless rows are chosen by name; by default all. A large table
+            runs in full at "paper" only.
         seeds: seeds that run by default.
         metrics: the columns, in order.
         covers: identifiers of the tables and figures of the sources that the recipe reproduces, such as "T6.1".
@@ -223,30 +258,42 @@ class Recipe:
     tuning: Tuning | None = None
     claims: tuple[Claim, ...] = ()
     axes: Mapping[str, Axis] = field(default_factory=dict)
+    default_rows: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(set(self.scales) <= set(SCALES), "scales", f"among {', '.join(SCALES)}", list(self.scales))
         require(self.part in PARTS, "part", f"one of {', '.join(PARTS)}", self.part)
         names = [row.name for row in self.rows]
         require(len(set(names)) == len(names), "rows", "rows with different names", names)
-        named = [self.baseline, *(row.baseline for row in self.rows)]
-        named += [name for claim in self.claims for name in (claim.better, claim.than)]
-        for name in named:
+        require(set(self.default_rows) <= set(SCALES), "default_rows", f"among {', '.join(SCALES)}", self.default_rows)
+        chosen = [name for names in self.default_rows.values() for name in names]
+        for name in (self.baseline, *(row.baseline for row in self.rows), *chosen):
             if name is not None:
                 self.row(name)
+        object.__setattr__(self, "claims", tuple(map(self._completed, self.claims)))
         keys = {metric.key for metric in self.metrics}
         for claim in self.claims:
             require(claim.metric in keys, "metric of a claim", f"one of {', '.join(keys)}", claim.metric)
         if self.tuning is not None:
             require(self.tuning.metric in keys, "tuning.metric", f"one of {', '.join(keys)}", self.tuning.metric)
-            tuned = [row for row in self.rows if set(row.scales) & set(self.tuning.scales)]
+            tuned = [row for row in self.rows if any(self._runs(row, scale) for scale in self.tuning.scales)]
             budgets = {row.name: len(self.trials(row, self.tuning.scales[0])) for row in tuned}
             require(len(set(budgets.values())) == 1, "grids", "of the same number of combinations", budgets)
+
+    def _completed(self, claim: Claim) -> Claim:
+        """Return a claim with the defaults of this recipe; its rows must exist."""
+        baseline = self.baseline_of(self.row(claim.better))
+        than = claim.than or ("" if baseline is None else baseline.name)
+        metric = claim.metric or (self.metrics[0].key if self.metrics else "")
+        return Claim(claim.text, claim.better, self.row(than).name, metric, claim.source or next(iter(self.covers), ""))
 
     def rows_at(self, scale: str) -> tuple[Row, ...]:
         """Return the rows that run at a scale."""
         require(scale in self.scales, "scale", f"one of {', '.join(self.scales)}", scale)
-        return tuple(row for row in self.rows if scale in row.scales)
+        return tuple(row for row in self.rows if self._runs(row, scale))
+
+    def _runs(self, row: Row, scale: str) -> bool:
+        return scale not in self.default_rows or row.name in self.default_rows[scale]
 
     def selected(
         self, scale: str, rows: Sequence[str] | None = None, seeds: Sequence[int] | None = None

@@ -1,6 +1,6 @@
 """Sphere and decoupled networks, and their robustness (chapters 3 and 4, appendices B and C)."""
 
-from hypersphere.recipes.architectures import attacks, decoupled, features, functions, imagenet, residual, spherenet
+from hypersphere.recipes.architectures import attacks, decoupled, functions, imagenet, residual, spherenet
 from hypersphere.recipes.recipe import Recipe
 
 __all__ = ["RECIPES"]
@@ -24,7 +24,7 @@ RECIPES: tuple[Recipe, ...] = (
     residual.OPERATORS,
     residual.DEEP,
     imagenet.DECOUPLED,
-    attacks.RECIPE,
-    features.RECIPE,
+    attacks.ATTACKS,
+    attacks.FEATURES,
     imagenet.FILTERS,
 )

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from hypersphere._validation import require
-from hypersphere.recipes.protocols import SMOKE, stepwise
-from hypersphere.recipes.recipe import Metric, Row
+from hypersphere.recipes.protocols import ERROR, SECONDS, SMOKE, stepwise
+from hypersphere.recipes.recipe import Metric, Recipe, Row, Tuning
 from hypersphere.training.config import merge
 
-__all__ = [
-    "ACCURACY",
-    "ANGULARS",
-    "CPU",
-    "DECOUPLED",
-    "MAGNITUDES",
-    "MIRROR",
-    "ORTHOGONAL",
-    "ORTHONORMAL",
-    "RELEASED",
-    "SHIFT_AND_MIRROR",
-    "SMALL_CNN",
-    "SMALL_SIZE",
-    "SMOKE_CNN",
-    "SPHERENET",
-    "decoupled",
-    "sphere",
-    "with_rows_at",
-    "with_settings_at",
-]
-
+# What most recipes of this part share.
+operator_recipe = partial(
+    Recipe,
+    base={},
+    seeds=(0, 1, 2),
+    metrics=(ERROR, SECONDS),
+    figures=("error",),
+    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
+)
 ACCURACY = Metric("accuracy", "test accuracy %", ".2f", True)
 
 # Augmentations of the data that the sources call CIFAR-10, and of CIFAR-10+ and CIFAR-100.
@@ -41,12 +29,7 @@ SHIFT_AND_MIRROR: list[dict[str, Any]] = [{"name": "shift", "pixels": 4}, {"name
 _ADAM = {"name": "adam", "lr": 1e-3, "weight_decay": 5e-4}
 _PAPER: dict[str, Any] = {"normalize": "centered", "optimizer": _ADAM, "batch_size": 128}
 # Chapter 3: section 3.4.1. Weight decay and normalisation are those of the released code; directions have no decay.
-SPHERENET: dict[str, Any] = {
-    **_PAPER,
-    "data": "cifar10",
-    "augment": MIRROR,
-    **stepwise(64_000, [34_000, 54_000]),
-}
+SPHERENET: dict[str, Any] = {**_PAPER, "data": "cifar10", "augment": MIRROR, **stepwise(64_000, [34_000, 54_000])}
 # Chapter 4: section 4.6.1 divides the rate when the error stops falling. The released code does so at these steps.
 DECOUPLED: dict[str, Any] = {
     **_PAPER,
@@ -69,10 +52,7 @@ CPU: dict[str, Any] = {
     "epochs": 10,
     "validation": {"every": 5, "energy": False, "batch_size": 500},
 }
-SMALL_SIZE = (
-    "CNN-9 with 16, 24 and 32 filters on 20,000 images of CIFAR-10 at 16×16 pixels, 10 epochs, Adam without weight "
-    "decay, one cycle"
-)
+SMALL_SIZE = "On a CPU: a narrow network on 20,000 images of CIFAR-10 at 16×16 pixels"
 SMALL_CNN: dict[str, Any] = {"name": "spherenet_cnn9", "widths": [16, 24, 32], "feature_dim": 64}
 SMOKE_CNN: dict[str, Any] = {**SMOKE, "model": {"name": "spherenet_cnn9", "widths": [4, 4, 4], "feature_dim": 8}}
 
@@ -116,19 +96,6 @@ def decoupled(magnitude: str, angular: str = "cosine", *, project: bool = True) 
     radius = {"learn_radius": "layer"} if name in _WITH_RADIUS else {}
     projection = {"project_every": 100} if project else {}
     return {"operator": {"name": name, "angular": angular, **radius, **projection}, **ORTHOGONAL}
-
-
-def with_rows_at(rows: Iterable[Row], *, cpu: Collection[str], smoke: Collection[str]) -> tuple[Row, ...]:
-    """Return rows that all run at the scale "paper", but only the named ones at the scales "cpu" and "smoke"."""
-    chosen = tuple(rows)
-    names = {row.name for row in chosen}
-    for name in (*cpu, *smoke):
-        require(name in names, "cpu and smoke", "names of rows", name)
-
-    def scales(row: Row) -> tuple[str, ...]:
-        return ("paper", *["cpu"] * (row.name in cpu), *["smoke"] * (row.name in smoke))
-
-    return tuple(replace(row, scales=scales(row)) for row in chosen)
 
 
 def with_settings_at(row: Row, **patches: Mapping[str, Any]) -> Row:

@@ -4,81 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypersphere.recipes.architectures.cifar import (
-    ANGULARS,
-    CPU,
-    DECOUPLED,
-    MAGNITUDES,
-    ORTHOGONAL,
-    RELEASED,
-    SMALL_CNN,
-    SMALL_SIZE,
-    SMOKE_CNN,
-    decoupled,
-    with_rows_at,
-    with_settings_at,
-)
-from hypersphere.recipes.protocols import ERROR, SECONDS
-from hypersphere.recipes.recipe import Claim, Recipe, Row, Tuning
+from hypersphere.recipes.architectures import cifar
+from hypersphere.recipes.recipe import Claim, Row
 from hypersphere.training.config import merge
 
 __all__ = ["NORMS", "NO_BATCH_NORM", "OPERATORS"]
 
 _PENALTY = "the orthogonal penalty of decoupled filters has the weight 5e-6, and they are projected every 100 steps"
 _SCALES: dict[str, Any] = {
-    "paper": {**DECOUPLED, "model": {"name": "decoupled_cnn9"}},
-    "cpu": {**CPU, "model": SMALL_CNN},
-    "smoke": SMOKE_CNN,
+    "paper": {**cifar.DECOUPLED, "model": {"name": "decoupled_cnn9"}},
+    "cpu": {**cifar.CPU, "model": cifar.SMALL_CNN},
+    "smoke": cifar.SMOKE_CNN,
 }
 
 # --- without BatchNorm (table 4.2)
 
 _COLUMNS = ("Linear", "Cosine", "Square Cosine")
-NO_BATCH_NORM = Recipe(
+NO_BATCH_NORM = cifar.operator_recipe(
     name="decoupled-no-batch-norm",
     title="Decoupled networks without BatchNorm",
     reference="table 4.2 of the thesis, CNN-9 on CIFAR-100",
-    base={},
     scales={scale: merge(settings, {"model": {"norm": "none"}}) for scale, settings in _SCALES.items()},
-    rows=with_rows_at(
-        (
-            Row("CNN Baseline", {}, {"error": ("T4.2", "CNN Baseline", "Cosine")}),
-            *(
-                Row(f"{name}, {column}", decoupled(name, ANGULARS[column]), {"error": ("T4.2", name, column)})
-                for name in ("LinearConv", "TanhConv", "SegConv")
-                for column in _COLUMNS
-            ),
+    rows=(
+        Row("CNN Baseline", {}, {"error": ("T4.2", "CNN Baseline", "Cosine")}),
+        *(
+            Row(f"{name}, {column}", cifar.decoupled(name, cifar.ANGULARS[column]), {"error": ("T4.2", name, column)})
+            for name in ("LinearConv", "TanhConv", "SegConv")
+            for column in _COLUMNS
         ),
-        cpu=[
-            "CNN Baseline",
-            "LinearConv, Cosine",
-            "TanhConv, Linear",
-            "TanhConv, Cosine",
-            "SegConv, Cosine",
-        ],
-        smoke=["CNN Baseline", "TanhConv, Linear"],
     ),
-    seeds=(0, 1, 2),
-    metrics=(ERROR, SECONDS),
+    default_rows={
+        "cpu": ["CNN Baseline", "LinearConv, Cosine", "TanhConv, Linear", "TanhConv, Cosine", "SegConv, Cosine"],
+        "smoke": ["CNN Baseline", "TanhConv, Linear"],
+    },
     covers=("T4.2",),
     cost={"paper": 2500, "cpu": 0.6, "smoke": 0.01},
-    figures=("error",),
     baseline="CNN Baseline",
-    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(
-        Claim(
-            "Without BatchNorm, TanhConv is better than convolution.",
-            "TanhConv, Cosine",
-            "CNN Baseline",
-            "error",
-            "T4.2",
-        ),
-        Claim(
-            "Without BatchNorm, SegConv is better than convolution.", "SegConv, Cosine", "CNN Baseline", "error", "T4.2"
-        ),
+        Claim("Without BatchNorm, TanhConv is better than convolution.", "TanhConv, Cosine"),
+        Claim("Without BatchNorm, SegConv is better than convolution.", "SegConv, Cosine"),
     ),
-    note=f"Whether there is a ReLU is not stated; there is one. {RELEASED}, {_PENALTY}. In the source, LinearConv and "
-    f"SegConv with the square cosine did not converge. On a CPU: {SMALL_SIZE}, without BatchNorm.",
+    note=f"Whether there is a ReLU is not stated; there is one. {cifar.RELEASED}, {_PENALTY}. In the source, "
+    f"LinearConv and SegConv with the square cosine did not converge. {cifar.SMALL_SIZE}.",
 )
 
 # --- with and without ReLU (table 4.3)
@@ -98,65 +65,42 @@ def _operator_rows() -> list[Row]:
         if angular == "cosine":  # an ordinary convolution has no square cosine
             rows.append(Row(f"Baseline, {column}", patch, {"error": ("T4.3", "Baseline", column)}))
         baseline = f"Baseline, {column.removeprefix('Square ')}"
-        for name in MAGNITUDES:
-            settings = {**patch, **decoupled(name, angular)}
+        for name in cifar.MAGNITUDES:
+            settings = {**patch, **cifar.decoupled(name, angular)}
             rows.append(Row(f"{name}, {column}", settings, {"error": ("T4.3", name, column)}, baseline=baseline))
     return rows
 
 
 _COMPARED = ("SphereConv", "SegConv")
-OPERATORS = Recipe(
+OPERATORS = cifar.operator_recipe(
     name="decoupled-operators",
     title="Decoupled operators with and without ReLU",
     reference="table 4.3 of the thesis, CNN-9 on CIFAR-100",
-    base={},
     scales=_SCALES,
-    rows=with_rows_at(
-        _operator_rows(),
-        cpu=["Baseline, Cosine w/o ReLU", "Baseline, Cosine w/ ReLU"]
+    rows=tuple(_operator_rows()),
+    default_rows={
+        "cpu": ["Baseline, Cosine w/o ReLU", "Baseline, Cosine w/ ReLU"]
         + [f"{name}, {column}" for name in _COMPARED for column in list(_RELU_COLUMNS)[:3]],
-        smoke=["Baseline, Cosine w/o ReLU", "SegConv, Square Cosine w/o ReLU", "MixConv, Cosine w/ ReLU"],
-    ),
+        "smoke": ["Baseline, Cosine w/o ReLU", "SegConv, Square Cosine w/o ReLU", "MixConv, Cosine w/ ReLU"],
+    },
     seeds=(0, 1, 2, 3, 4),
-    metrics=(ERROR, SECONDS),
     covers=("T4.3",),
     cost={"paper": 8000, "cpu": 1.7, "smoke": 0.01},
-    figures=("error",),
-    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(
-        *(
-            Claim(
-                f"Without ReLU, {name} is better than convolution.",
-                f"{name}, Cosine w/o ReLU",
-                "Baseline, Cosine w/o ReLU",
-                "error",
-                "T4.3",
-            )
-            for name in _COMPARED
-        ),
+        *(Claim(f"Without ReLU, {name} is better than convolution.", f"{name}, Cosine w/o ReLU") for name in _COMPARED),
         Claim(
             "Without ReLU, SegConv with the square cosine is better than convolution with ReLU.",
             "SegConv, Square Cosine w/o ReLU",
             "Baseline, Cosine w/ ReLU",
-            "error",
-            "T4.3",
         ),
         Claim(
             "Without ReLU, the square cosine is better than the cosine.",
             "SegConv, Square Cosine w/o ReLU",
             "SegConv, Cosine w/o ReLU",
-            "error",
-            "T4.3",
         ),
-        Claim(
-            "With ReLU, SegConv is better than convolution.",
-            "SegConv, Cosine w/ ReLU",
-            "Baseline, Cosine w/ ReLU",
-            "error",
-            "T4.3",
-        ),
+        Claim("With ReLU, SegConv is better than convolution.", "SegConv, Cosine w/ ReLU"),
     ),
-    note=f"BatchNorm in every row. {RELEASED}, {_PENALTY}. On a CPU: {SMALL_SIZE}; two operators and three columns.",
+    note=f"BatchNorm in every row. {cifar.RELEASED}, {_PENALTY}. {cifar.SMALL_SIZE}.",
 )
 
 # --- weight norms (table 4.1)
@@ -176,45 +120,30 @@ _NAMES = {  # shorter names for the rows of the source
     "weight projection": ("Decoupled Operator (Weight Projection)", {**_TANH, "project_every": 100}),
     "weighted gradients": ("Decoupled Operator (Weighted Gradients)", {**_TANH, "weighted_gradients": True}),
 }
-NORMS = Recipe(
+NORMS = cifar.operator_recipe(
     name="decoupled-norms",
     title="Weight projection, weighted gradients and weighted operators (TanhConv)",
     reference="table 4.1 of the thesis, ResNet-32 on CIFAR-100",
-    base={},
-    scales={**_SCALES, "paper": {**DECOUPLED, "model": {"name": "wide_resnet32", "shortcut": "projection"}}},
+    scales={**_SCALES, "paper": {**cifar.DECOUPLED, "model": {"name": "wide_resnet32", "shortcut": "projection"}}},
     rows=tuple(
-        with_settings_at(
-            Row(name, {"operator": operator, **ORTHOGONAL}, {"error": ("T4.1", printed)}),
-            paper={"operator": {"layers": "spatial"}},
+        Row(
+            name,
+            {"operator": operator, **cifar.ORTHOGONAL},
+            {"error": ("T4.1", printed)},
+            {"paper": {"operator": {"layers": "spatial"}}},
         )
         for name, (printed, operator) in _NAMES.items()
     ),
-    seeds=(0, 1, 2),
-    metrics=(ERROR, SECONDS),
     covers=("T4.1",),
     cost={"paper": 20000, "cpu": 0.9, "smoke": 0.01},
-    figures=("error",),
     baseline="standard gradients",
-    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(
-        Claim(
-            "Weight projection is better than standard gradients.",
-            "weight projection",
-            "standard gradients",
-            "error",
-            "T4.1",
-        ),
-        Claim(
-            "Weighted gradients are better than standard gradients.",
-            "weighted gradients",
-            "standard gradients",
-            "error",
-            "T4.1",
-        ),
+        Claim("Weight projection is better than standard gradients.", "weight projection"),
+        Claim("Weighted gradients are better than standard gradients.", "weighted gradients"),
     ),
     note="Network and angular activation are not stated; those of table 4.4, which repeats a number, are used. "
-    f"{RELEASED}, the orthogonal penalty has the weight 5e-6, the projection runs every 100 steps, and shortcuts that "
-    f"change the width are ordinary 1×1 convolutions. On a CPU: {SMALL_SIZE}. Cosine TanhConv with one learned radius "
+    f"{cifar.RELEASED}, the orthogonal penalty has the weight 5e-6, the projection runs every 100 steps, and shortcuts "
+    f"that change the width are ordinary 1×1 convolutions. {cifar.SMALL_SIZE}. Cosine TanhConv with one learned radius "
     "per layer, except for the product of tanhs, where ρ = 1: if learned, its radii grow without bound (to 50 times "
     "the mean patch norm in 40 steps) and the outputs vanish.",
 )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hypersphere.functions import angular, magnitude
-from hypersphere.recipes.architectures.cifar import ANGULARS, MAGNITUDES
+from hypersphere.recipes.architectures import cifar
 from hypersphere.recipes.recipe import Axis, Metric, Outcome, Recipe, Row
 from hypersphere.training.components import NESTED, create
 from hypersphere.training.config import Component
@@ -57,7 +57,9 @@ SPHERE_FUNCTIONS = Recipe(
     reference="figure 3.2 of the thesis",
     base={"measure": {"points": 181}},
     scales=_SCALES,
-    rows=tuple(Row(name, {"measure": {"angular": ANGULARS[name]}}) for name in ANGULARS if name != "Square Cosine"),
+    rows=tuple(
+        Row(name, {"measure": {"angular": cifar.ANGULARS[name]}}) for name in cifar.ANGULARS if name != "Square Cosine"
+    ),
     metrics=_AT_ANGLES,
     covers=("F3.2",),
     cost={"paper": 0.001, "cpu": 0.001, "smoke": 0.001},
@@ -75,17 +77,13 @@ MAGNITUDE_FUNCTIONS = Recipe(
     base={"measure": {"points": 181}},
     scales=_SCALES,
     rows=(
-        *(Row(name, {"measure": {"magnitude": MAGNITUDES[name]}}) for name in MAGNITUDES),
+        *(Row(name, {"measure": {"magnitude": cifar.MAGNITUDES[name]}}) for name in cifar.MAGNITUDES),
         *(
-            Row(f"g: {name.lower()}", {"measure": {"angular": ANGULARS[name]}})
+            Row(f"g: {name.lower()}", {"measure": {"angular": cifar.ANGULARS[name]}})
             for name in ("Linear", "Cosine", "Sigmoid (0.3)", "Square Cosine")
         ),
     ),
-    metrics=(
-        Metric("at_one", "h(1)", ".3f"),
-        Metric("at_three", "h(3)", ".3f"),
-        *_AT_ANGLES,
-    ),
+    metrics=(Metric("at_one", "h(1)", ".3f"), Metric("at_three", "h(3)", ".3f"), *_AT_ANGLES),
     covers=("F4.3",),
     cost={"paper": 0.001, "cpu": 0.001, "smoke": 0.001},
     compute=_compute,

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from hypersphere import sphere as geometry
-from hypersphere.recipes.architectures.cifar import CPU, decoupled, sphere, with_rows_at, with_settings_at
+from hypersphere.recipes.architectures import cifar
 from hypersphere.recipes.protocols import ERROR, SECONDS, SMOKE, stepwise
-from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row, Tuning, table_rows
+from hypersphere.recipes.recipe import Claim, Metric, Outcome, Row, table_rows
 from hypersphere.training import Experiment, Run
 from hypersphere.training.config import merge
 
@@ -40,45 +40,39 @@ def measure_top5(experiment: Experiment, run: Run) -> Outcome:
 # --- SphereResNet-18 (figure 3.6)
 
 _SMALL_RESNET: dict[str, Any] = {"name": "resnet18", "widths": [8, 12, 16, 24], "large_stem": False}
-_SIZE = "on 20,000 images of CIFAR-10 at 16×16 pixels, 10 epochs, Adam without decay, one cycle"
-SPHERE = Recipe(
+_SIZE = "On a CPU: a narrow network on 20,000 images of CIFAR-10 at 16×16 pixels"
+SPHERE = cifar.operator_recipe(
     name="spherenet-imagenet",
     title="SphereResNet-18 on ImageNet",
     reference="figure 3.6 of the thesis, curves of the validation error",
-    base={},
     scales={
         "paper": {**PROTOCOL, "model": "wide_resnet18", **stepwise(550_000, [200_000, 375_000])},
-        "cpu": {**CPU, "model": _SMALL_RESNET, "validation": {**CPU["validation"], "every": 1}},
+        "cpu": {**cifar.CPU, "model": _SMALL_RESNET, "validation": {**cifar.CPU["validation"], "every": 1}},
         "smoke": {**SMOKE, "model": {**_SMALL_RESNET, "widths": [4, 4, 4, 4]}},
     },
     rows=(
         Row("ResNet-18"),
-        Row("SphereResNet-18-v1", {**sphere(), "head": {"name": "w_softmax", "angular": "cosine"}}),
-        Row("SphereResNet-18-v2", merge(sphere(), {"operator": {"layers": "spatial"}})),
+        Row("SphereResNet-18-v1", {**cifar.sphere(), "head": {"name": "w_softmax", "angular": "cosine"}}),
+        Row("SphereResNet-18-v2", merge(cifar.sphere(), {"operator": {"layers": "spatial"}})),
     ),
-    seeds=(0, 1, 2),
     metrics=(ERROR, _TOP5, SECONDS),
     covers=("F3.6",),
     cost={"paper": 60000, "cpu": 0.5, "smoke": 0.01},
     measure=measure_top5,
     figures=("error", "top5_error"),
     baseline="ResNet-18",
-    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
-    claims=(
-        Claim("SphereResNet-18-v2 ends better than ResNet-18.", "SphereResNet-18-v2", "ResNet-18", "error", "F3.6"),
-    ),
+    claims=(Claim("SphereResNet-18-v2 ends better than ResNet-18.", "SphereResNet-18-v2"),),
     note=f"{_ABOUT}. Version 1 has operators in its 1×1 shortcuts too and is trained with the cosine W-Softmax; "
-    "version 2 has ordinary shortcuts and softmax. On a CPU: ResNet-18 with 8, 12, 16 and 24 filters and a 3×3 stem, "
-    f"{_SIZE}.",
+    f"version 2 has ordinary shortcuts and softmax. {_SIZE}.",
 )
 
 # --- decoupled ResNet-18 (table 4.6)
 
 _LINES: dict[str, dict[str, Any]] = {
     "Baseline": {},
-    "SphereConv": decoupled("SphereConv"),
-    "LinearConv": decoupled("LinearConv"),
-    "TanhConv": decoupled("TanhConv"),
+    "SphereConv": cifar.decoupled("SphereConv"),
+    "LinearConv": cifar.decoupled("LinearConv"),
+    "TanhConv": cifar.decoupled("TanhConv"),
 }
 _SMALL_MODIFIED: dict[str, Any] = {"widths": [8, 16, 24, 32], "large_stem": False}
 _TINY: dict[str, Any] = {"widths": [4, 4, 4, 4], "large_stem": False}
@@ -90,65 +84,43 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 }
 
 
-def _rows() -> list[Row]:
-    table = table_rows("T4.6", _LINES, _COLUMNS, metric="top5_error", baseline="Baseline")
-    return [
-        with_settings_at(
-            row,
-            cpu={"model": _SMALL_MODIFIED if "Modified" in row.name else _SMALL_RESNET},
-            smoke={"model": _TINY},
-        )
-        for row in table
-    ]
+_SIZES = {
+    column: {"cpu": {"model": _SMALL_MODIFIED if "Modified" in column else _SMALL_RESNET}, "smoke": {"model": _TINY}}
+    for column in _COLUMNS
+}
 
-
-DECOUPLED = Recipe(
+DECOUPLED = cifar.operator_recipe(
     name="decoupled-imagenet",
     title="Decoupled ResNet-18 on ImageNet, with and without BatchNorm",
     reference="table 4.6 of the thesis",
-    base={},
-    scales={
-        "paper": {**PROTOCOL, **stepwise(700_000, [200_000, 375_000, 550_000])},
-        "cpu": CPU,
-        "smoke": SMOKE,
-    },
-    rows=with_rows_at(
-        _rows(),
-        cpu=[
+    scales={"paper": {**PROTOCOL, **stepwise(700_000, [200_000, 375_000, 550_000])}, "cpu": cifar.CPU, "smoke": SMOKE},
+    rows=table_rows("T4.6", _LINES, _COLUMNS, metric="top5_error", baseline="Baseline", at=_SIZES),
+    default_rows={
+        "cpu": [
             "Baseline, Modified ResNet-18 w/ BN",
             "TanhConv, Modified ResNet-18 w/ BN",
             *(f"{line}, Modified ResNet-18 w/o BN" for line in _LINES),
         ],
-        smoke=["TanhConv, Modified ResNet-18 w/o BN", "SphereConv, Standard ResNet-18 w/ BN"],
-    ),
-    seeds=(0, 1, 2),
+        "smoke": ["TanhConv, Modified ResNet-18 w/o BN", "SphereConv, Standard ResNet-18 w/ BN"],
+    },
     metrics=(_TOP5, ERROR, SECONDS),
     covers=("T4.6",),
     cost={"paper": 200000, "cpu": 0.6, "smoke": 0.01},
     measure=measure_top5,
-    figures=("error",),
-    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(
         Claim(
             "Without BatchNorm, TanhConv trains and convolution does not.",
             "TanhConv, Modified ResNet-18 w/o BN",
-            "Baseline, Modified ResNet-18 w/o BN",
-            "error",
-            "T4.6",
+            metric="error",
         ),
         Claim(
-            "With BatchNorm, TanhConv is better than convolution.",
-            "TanhConv, Modified ResNet-18 w/ BN",
-            "Baseline, Modified ResNet-18 w/ BN",
-            "error",
-            "T4.6",
+            "With BatchNorm, TanhConv is better than convolution.", "TanhConv, Modified ResNet-18 w/ BN", metric="error"
         ),
     ),
     note=f"{_ABOUT}; so are the number of steps, PReLU in the modified network, one projection per 100 steps and the "
     "weight of the orthogonal penalty, 5e-6. The source starts the decoupled standard networks from a trained CNN, "
     "which had more training than the baseline; here all rows start from random weights. In the source, convolution "
-    "and LinearConv did not converge without BatchNorm. "
-    f"On a CPU: the modified network with 8, 16, 24 and 32 filters and no stem, {_SIZE}.",
+    f"and LinearConv did not converge without BatchNorm. {_SIZE}.",
 )
 
 # --- filters of the first layer (figure C.4)
@@ -184,28 +156,24 @@ def _measure_filters(experiment: Experiment, run: Run) -> Outcome:
 
 _FILTER_ROWS: dict[str, dict[str, Any]] = {
     "CNN": {},
-    **{name: decoupled(name, project=False) for name in ("SphereConv", "BallConv", "TanhConv")},
+    **{name: cifar.decoupled(name, project=False) for name in ("SphereConv", "BallConv", "TanhConv")},
 }
-FILTERS = Recipe(
+FILTERS = cifar.operator_recipe(
     name="decoupled-filters",
     title="Filters of the first layer",
     reference="figure C.4 of the thesis, 256 filters of 7×7 pixels learned on ImageNet",
-    base={},
     scales={
         "paper": {**PROTOCOL, "model": "wide_resnet18", **stepwise(550_000, [200_000, 375_000])},
         "cpu": {
-            **CPU,
+            **cifar.CPU,
             "data": {"name": "cifar10", "limit": 20_000},
             "augment": [{"name": "shift", "pixels": 4}, {"name": "mirror"}],
             "model": {"name": "resnet18", "widths": [32, 32, 48, 64]},
         },
         "smoke": {**SMOKE, "model": {"name": "resnet18", "widths": [4, 4, 4, 4]}},
     },
-    rows=tuple(
-        Row(name, patch, scales=("paper", "cpu", "smoke") if name in ("CNN", "TanhConv") else ("paper", "cpu"))
-        for name, patch in _FILTER_ROWS.items()
-    ),
-    seeds=(0, 1, 2),
+    rows=tuple(Row(name, patch) for name, patch in _FILTER_ROWS.items()),
+    default_rows={"smoke": ["CNN", "TanhConv"]},
     metrics=(
         ERROR,
         Metric("sparsity", "sparsity", ".3f", None),
@@ -215,16 +183,11 @@ FILTERS = Recipe(
     covers=("F-C.4",),
     cost={"paper": 80000, "cpu": 0.7, "smoke": 0.01},
     measure=_measure_filters,
-    figures=("error",),
     baseline="CNN",
-    claims=(
-        Claim(
-            "Filters of TanhConv are less correlated than those of a CNN.", "TanhConv", "CNN", "correlation", "F-C.4"
-        ),
-    ),
+    claims=(Claim("Filters of TanhConv are less correlated than those of a CNN.", "TanhConv", metric="correlation"),),
+    tuning=None,
     note=f"{_ABOUT}. The source shows pictures; sparsity (Hoyer's) and correlation (the mean |cos| between two "
     "filters) are added here. The network is not stated beyond its 256 filters; the wide ResNet-18 of figure 3.6 has "
-    "them. Gradients are plain, without weight projection. On a CPU: ResNet-18 with 32 filters of 7×7 pixels and 32, "
-    "48 and 64 filters in later stages, 20,000 images of CIFAR-10 at 32×32 pixels, 10 epochs, Adam at 3e-3 for all "
-    "rows: the filters are looked at, not the errors.",
+    "them. Gradients are plain, without weight projection. On a CPU: CIFAR-10 at 32×32 pixels and one learning rate "
+    "for all rows: the filters are looked at, not the errors.",
 )

@@ -11,20 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere.layers import DecoupledLayer
-from hypersphere.recipes.architectures.cifar import (
-    ACCURACY,
-    ANGULARS,
-    CPU,
-    ORTHONORMAL,
-    RELEASED,
-    SMALL_CNN,
-    SMALL_SIZE,
-    SMOKE_CNN,
-    SPHERENET,
-    sphere,
-    with_rows_at,
-    with_settings_at,
-)
+from hypersphere.recipes.architectures import cifar
 from hypersphere.recipes.execution import outcome_of_lines
 from hypersphere.recipes.protocols import ERROR, SECONDS
 from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row, Tuning, table_rows
@@ -34,73 +21,59 @@ from hypersphere.training.config import merge
 __all__ = ["CONVERGENCE", "DEPTH", "LEARNED", "LOSSES", "NO_RELU", "SMALL_BATCHES", "WIDTH", "learned_parameters"]
 
 _BARE = {"model": {"norm": "none"}}
-_OPERATORS = [name for name in ANGULARS if name != "Square Cosine"]
+_OPERATORS = [name for name in cifar.ANGULARS if name != "Square Cosine"]
 # SphereNets have the orthonormal penalty: the text describes it, and the released code has it in every layer.
-_SPHERENETS: dict[str, dict[str, Any]] = {name: {**sphere(ANGULARS[name]), **ORTHONORMAL} for name in _OPERATORS}
+_SPHERENETS: dict[str, dict[str, Any]] = {
+    name: {**cifar.sphere(cifar.ANGULARS[name]), **cifar.ORTHONORMAL} for name in _OPERATORS
+}
 
 
 def _scales(cpu: Mapping[str, Any] | None = None) -> dict[str, Mapping[str, Any]]:
     return {
-        "paper": {**SPHERENET, "model": "spherenet_cnn9"},
-        "cpu": merge({**CPU, "model": SMALL_CNN}, cpu or {}),
-        "smoke": SMOKE_CNN,
+        "paper": {**cifar.SPHERENET, "model": "spherenet_cnn9"},
+        "cpu": merge({**cifar.CPU, "model": cifar.SMALL_CNN}, cpu or {}),
+        "smoke": cifar.SMOKE_CNN,
     }
 
 
 def _as_released(row: Row) -> Row:
     """Add what the released code does at the scale of the source: FC 256 is an operator too, followed by BatchNorm."""
     layers = {"operator": {"layers": "all"}} if "operator" in row.patch else {}
-    return with_settings_at(row, paper={"embedding": {"neck": "batch_norm"}, **layers})
+    return cifar.with_settings_at(row, paper={"embedding": {"neck": "batch_norm"}, **layers})
 
 
 # --- losses (table 3.1)
 
 _HEADS: dict[str, dict[str, Any]] = {
     "Original Softmax": {"head": "softmax"},
-    **{f"{name} W-Softmax": {"head": {"name": "w_softmax", "angular": ANGULARS[name]}} for name in _OPERATORS},
+    **{f"{name} W-Softmax": {"head": {"name": "w_softmax", "angular": cifar.ANGULARS[name]}} for name in _OPERATORS},
     "A-Softmax (m=4)": {"head": {"name": "a_softmax", "m": 4.0, "annealing": {"end": 5.0}}},
     "GA-Softmax (m=4)": {"head": {"name": "ga_softmax", "angular": "linear", "m": 4.0, "annealing": {"end": 5.0}}},
 }
 _LINES = {**_SPHERENETS, "Original Conv": {}}
 _COMPARED_HEADS = ("Original Softmax", "Cosine W-Softmax", "GA-Softmax (m=4)")
 
-LOSSES = Recipe(
+LOSSES = cifar.operator_recipe(
     name="spherenet-losses",
     title="SphereConv operators with eight losses",
     reference="table 3.1 of the thesis, CNN-9 on CIFAR-10",
-    base={},
     scales=_scales(),
-    rows=with_rows_at(
-        map(_as_released, table_rows("T3.1", _LINES, _HEADS, metric="accuracy", baseline="Original Conv")),
-        cpu=[f"{line}, {head}" for line in ("Original Conv", "Sigmoid (0.3)") for head in _COMPARED_HEADS],
-        smoke=["Original Conv, Original Softmax", "Sigmoid (0.3), GA-Softmax (m=4)"],
-    ),
-    seeds=(0, 1, 2),
-    metrics=(ACCURACY, SECONDS),
+    rows=tuple(map(_as_released, table_rows("T3.1", _LINES, _HEADS, metric="accuracy", baseline="Original Conv"))),
+    default_rows={
+        "cpu": [f"{line}, {head}" for line in ("Original Conv", "Sigmoid (0.3)") for head in _COMPARED_HEADS],
+        "smoke": ["Original Conv, Original Softmax", "Sigmoid (0.3), GA-Softmax (m=4)"],
+    },
+    metrics=(cifar.ACCURACY, SECONDS),
     covers=("T3.1",),
     cost={"paper": 9000, "cpu": 0.9, "smoke": 0.01},
-    figures=("error",),
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}, metric="accuracy"),
     claims=(
-        Claim(
-            "With softmax, SphereConv is better than convolution.",
-            "Sigmoid (0.3), Original Softmax",
-            "Original Conv, Original Softmax",
-            "accuracy",
-            "T3.1",
-        ),
-        Claim(
-            "GA-Softmax improves a SphereNet.",
-            "Sigmoid (0.3), GA-Softmax (m=4)",
-            "Sigmoid (0.3), Original Softmax",
-            "accuracy",
-            "T3.1",
-        ),
+        Claim("With softmax, SphereConv is better than convolution.", "Sigmoid (0.3), Original Softmax"),
+        Claim("GA-Softmax improves a SphereNet.", "Sigmoid (0.3), GA-Softmax (m=4)", "Sigmoid (0.3), Original Softmax"),
     ),
-    note=f"{RELEASED}, the orthonormal penalty of SphereNets has the weight 1e-4, and the fully connected layer is an "
-    "operator followed by BatchNorm. The source contradicts itself on augmentation; images are mirrored, as section "
-    "3.4.1 says. Margins are annealed as in SphereFace, which the source does not state. "
-    f"On a CPU: {SMALL_SIZE}; one operator and three losses.",
+    note=f"{cifar.RELEASED}, the orthonormal penalty of SphereNets has the weight 1e-4, and the fully connected layer "
+    "is an operator followed by BatchNorm. The source contradicts itself on augmentation; images are mirrored, as "
+    f"section 3.4.1 says. Margins are annealed as in SphereFace, which the source does not state. {cifar.SMALL_SIZE}.",
 )
 
 # --- depth (table 3.2, figure 3.3d)
@@ -121,82 +94,67 @@ def _depth_rows() -> list[Row]:
         Row("Cosine, CNN-69", {**_DEPTH_LINES["Cosine"], **_DEEPEST}, baseline="Original Conv, CNN-69"),
         Row("Original Conv, CNN-69", _DEEPEST),
     ]
-    rows = [with_settings_at(_as_released(row), **_NARROW_FEATURE) for row in (*table(_DEPTHS), *deepest)]
+    rows = [cifar.with_settings_at(_as_released(row), **_NARROW_FEATURE) for row in (*table(_DEPTHS), *deepest)]
     for row in table(_RESNET):
         # The shortcuts of the released code are ordinary 1×1 convolutions.
         patch = merge(row.patch, {"operator": {"layers": "spatial"}}) if "operator" in row.patch else row.patch
         rows.append(replace(row, patch=patch))
-    return [with_settings_at(row, **_NARROW) for row in rows]
+    return [cifar.with_settings_at(row, **_NARROW) for row in rows]
 
 
-DEPTH = Recipe(
+DEPTH = cifar.operator_recipe(
     name="spherenet-depth",
     title="SphereNets of 3 to 69 layers",
     reference="table 3.2 and figure 3.3d of the thesis, on CIFAR-10",
-    base={},
     scales=_scales(cpu={"optimizer": {"lr": 1e-3}}),
-    rows=with_rows_at(
-        _depth_rows(),
-        cpu=[f"{line}, CNN-{depth}" for depth in (3, 9, 18, 69) for line in ("Original Conv", "Cosine")],
-        smoke=["Cosine, CNN-18", "Original Conv, CNN-3", "Linear, ResNet-32"],
-    ),
-    seeds=(0, 1, 2),
-    metrics=(ACCURACY, SECONDS),
+    rows=tuple(_depth_rows()),
+    default_rows={
+        "cpu": [f"{line}, CNN-{depth}" for depth in (3, 9, 18, 69) for line in ("Original Conv", "Cosine")],
+        "smoke": ["Cosine, CNN-18", "Original Conv, CNN-3", "Linear, ResNet-32"],
+    },
+    metrics=(cifar.ACCURACY, SECONDS),
     covers=("T3.2", "F3.3d"),
     cost={"paper": 25000, "cpu": 1.0, "smoke": 0.01},
-    figures=("error",),
     claims=(
-        Claim(
-            "A plain SphereNet of 69 layers is better than a CNN of 69 layers.",
-            "Cosine, CNN-69",
-            "Original Conv, CNN-69",
-            "accuracy",
-            "F3.3d",
-        ),
+        Claim("A plain SphereNet of 69 layers is better than a CNN of 69 layers.", "Cosine, CNN-69", source="F3.3d"),
     ),
-    note=f"{RELEASED}, the orthonormal penalty of SphereNets has the weight 1e-4, the fully connected layer is an "
-    "operator followed by BatchNorm, and shortcuts of the ResNet that change the width are ordinary 1×1 convolutions. "
-    "SphereNets are trained with the cosine W-Softmax, CNNs with softmax. On a CPU: networks with 8, 12 and 16 "
-    "filters, otherwise as spherenet-losses. The learning rate is that of the source for all rows, 1e-3, and is not "
-    "tuned: the question is which networks train at the usual setting.",
+    tuning=None,
+    note=f"{cifar.RELEASED}, the orthonormal penalty of SphereNets has the weight 1e-4, the fully connected layer is "
+    "an operator followed by BatchNorm, and shortcuts of the ResNet that change the width are ordinary 1×1 "
+    "convolutions. SphereNets are trained with the cosine W-Softmax, CNNs with softmax. On a CPU: networks with 8, 12 "
+    "and 16 filters, otherwise as spherenet-losses. The learning rate is that of the source for all rows, 1e-3, and is "
+    "not tuned: the question is which networks train at the usual setting.",
 )
 
 # --- no ReLU (table 3.3)
 
-NO_RELU = Recipe(
+NO_RELU = cifar.operator_recipe(
     name="spherenet-no-relu",
     title="SphereNets without ReLU",
     reference="table 3.3 of the thesis, CNN-18 on CIFAR-10",
-    base={},
     scales={
-        "paper": {**SPHERENET, "model": {"name": "spherenet_cnn18", "activation": "none"}},
+        "paper": {**cifar.SPHERENET, "model": {"name": "spherenet_cnn18", "activation": "none"}},
         "cpu": {
-            **CPU,
+            **cifar.CPU,
             "model": {"name": "spherenet_cnn18", "widths": [8, 12, 16], "feature_dim": 32, "activation": "none"},
         },
-        "smoke": merge(SMOKE_CNN, {"model": {"activation": "none"}}),
+        "smoke": merge(cifar.SMOKE_CNN, {"model": {"activation": "none"}}),
     },
-    rows=with_rows_at(
-        (
-            _as_released(Row(name, patch, printed={"accuracy": ("T3.3", name)}))
-            for name, patch in {**_SPHERENETS, "CNN w/o ReLU": {}}.items()
-        ),
-        cpu=["Sigmoid (0.1)", "Linear", "Cosine", "CNN w/o ReLU"],
-        smoke=["Sigmoid (0.1)", "CNN w/o ReLU"],
-    ),
-    seeds=(0, 1, 2),
-    metrics=(ACCURACY, SECONDS),
+    rows=tuple(map(_as_released, table_rows("T3.3", {**_SPHERENETS, "CNN w/o ReLU": {}}, metric="accuracy"))),
+    default_rows={
+        "cpu": ["Sigmoid (0.1)", "Linear", "Cosine", "CNN w/o ReLU"],
+        "smoke": ["Sigmoid (0.1)", "CNN w/o ReLU"],
+    },
+    metrics=(cifar.ACCURACY, SECONDS),
     covers=("T3.3",),
     cost={"paper": 1500, "cpu": 0.7, "smoke": 0.01},
-    figures=("error",),
     baseline="CNN w/o ReLU",
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}, metric="accuracy"),
     claims=(
-        Claim("SphereNets need no ReLU.", "Sigmoid (0.1)", "CNN w/o ReLU", "accuracy", "T3.3"),
-        Claim("The cosine is non-linear enough without ReLU.", "Cosine", "CNN w/o ReLU", "accuracy", "T3.3"),
+        Claim("SphereNets need no ReLU.", "Sigmoid (0.1)"),
+        Claim("The cosine is non-linear enough without ReLU.", "Cosine"),
     ),
-    note=f"{RELEASED}, and the loss is softmax. Max-pooling is the only other non-linearity. On a CPU: CNN-18 with 8, "
-    "12 and 16 filters, otherwise as spherenet-losses.",
+    note=f"{cifar.RELEASED}, and the loss is softmax. Max-pooling is the only other non-linearity. {cifar.SMALL_SIZE}.",
 )
 
 
@@ -209,65 +167,54 @@ def _with_early(experiment: Experiment, run: Run, *, early: int) -> Outcome:
     return Outcome({"early": errors[min(early, len(errors) - 1)]})
 
 
-CONVERGENCE = Recipe(
+_CURVES: dict[str, dict[str, Any]] = {
+    "CNN Baseline": {},
+    "SphereNet (cosine) w/o orth.": cifar.sphere(),
+    "SphereNet (cosine) w/ orth.": _SPHERENETS["Cosine"],
+    "SphereNet (linear) w/ orth.": _SPHERENETS["Linear"],
+    "SphereNet (Sigmoid 0.3) w/ orth.": _SPHERENETS["Sigmoid (0.3)"],
+}
+_BARE_CURVES = {"CNN": {}, "SphereNet (cosine)": cifar.sphere(), "SphereNet (linear)": cifar.sphere("linear")}
+CONVERGENCE = cifar.operator_recipe(
     name="spherenet-convergence",
     title="Convergence of SphereNets and CNNs, with and without BatchNorm",
     reference="figure 3.3b of the thesis, curves of CNN-9 on CIFAR-10",
     base={"measure": {"early": 1}},
     scales={scale: merge(settings, {"validation": {"every": 2}}) for scale, settings in _scales().items()},
-    rows=with_rows_at(
-        (
-            _as_released(Row("CNN Baseline")),
-            _as_released(Row("SphereNet (cosine) w/o orth.", sphere())),
-            _as_released(Row("SphereNet (cosine) w/ orth.", {**sphere(), **ORTHONORMAL})),
-            _as_released(Row("SphereNet (linear) w/ orth.", {**sphere("linear"), **ORTHONORMAL})),
-            _as_released(Row("SphereNet (Sigmoid 0.3) w/ orth.", {**sphere(ANGULARS["Sigmoid (0.3)"]), **ORTHONORMAL})),
-            Row("CNN without BatchNorm", _BARE),
-            Row("SphereNet (cosine) without BatchNorm", {**_BARE, **sphere()}, baseline="CNN without BatchNorm"),
-            Row(
-                "SphereNet (linear) without BatchNorm", {**_BARE, **sphere("linear")}, baseline="CNN without BatchNorm"
-            ),
+    rows=(
+        *(_as_released(Row(name, patch)) for name, patch in _CURVES.items()),
+        *(
+            Row(f"{name} without BatchNorm", {**_BARE, **patch}, baseline="CNN without BatchNorm" if patch else None)
+            for name, patch in _BARE_CURVES.items()
         ),
-        cpu=[
-            "CNN Baseline",
-            "SphereNet (cosine) w/o orth.",
-            "SphereNet (cosine) w/ orth.",
-            "SphereNet (Sigmoid 0.3) w/ orth.",
-            "CNN without BatchNorm",
-            "SphereNet (cosine) without BatchNorm",
-        ],
-        smoke=["CNN Baseline", "SphereNet (linear) w/ orth.", "SphereNet (cosine) without BatchNorm"],
     ),
+    default_rows={
+        "cpu": [
+            *(name for name in _CURVES if "linear" not in name),
+            *("CNN without BatchNorm", "SphereNet (cosine) without BatchNorm"),
+        ],
+        "smoke": ["CNN Baseline", "SphereNet (linear) w/ orth.", "SphereNet (cosine) without BatchNorm"],
+    },
     seeds=(0, 1, 2, 3, 4),
     metrics=(Metric("early", "error % after 2 epochs", ".2f", False), ERROR, SECONDS),
     covers=("F3.3b",),
     cost={"paper": 1500, "cpu": 1.1, "smoke": 0.01},
     measure=_with_early,
-    figures=("error",),
     baseline="CNN Baseline",
-    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(
-        Claim("SphereNets converge faster than CNNs.", "SphereNet (cosine) w/ orth.", "CNN Baseline", "early", "F3.3b"),
-        Claim("SphereNets end better than CNNs.", "SphereNet (cosine) w/ orth.", "CNN Baseline", "error", "F3.3b"),
-        Claim(
-            "Without BatchNorm, a SphereNet converges faster than a CNN.",
-            "SphereNet (cosine) without BatchNorm",
-            "CNN without BatchNorm",
-            "early",
-            "F3.3b",
-        ),
+        Claim("SphereNets converge faster than CNNs.", "SphereNet (cosine) w/ orth."),
+        Claim("SphereNets end better than CNNs.", "SphereNet (cosine) w/ orth.", metric="error"),
+        Claim("Without BatchNorm, a SphereNet converges faster than a CNN.", "SphereNet (cosine) without BatchNorm"),
         Claim(
             "Without BatchNorm, a SphereNet ends better than a CNN.",
             "SphereNet (cosine) without BatchNorm",
-            "CNN without BatchNorm",
-            "error",
-            "F3.3b",
+            metric="error",
         ),
     ),
-    note=f"The figure has BatchNorm in all curves; the rows without it are added here. {RELEASED}, the orthonormal "
-    "penalty has the weight 1e-4, and the fully connected layer of networks with BatchNorm is an operator followed by "
-    f"BatchNorm. On a CPU: {SMALL_SIZE}; the learning rate of each row is chosen by the final error on held-out "
-    "training images.",
+    note=f"The figure has BatchNorm in all curves; the rows without it are added here. {cifar.RELEASED}, the "
+    "orthonormal penalty has the weight 1e-4, and the fully connected layer of networks with BatchNorm is an operator "
+    f"followed by BatchNorm. {cifar.SMALL_SIZE}; the learning rate of each row is chosen by the final error on "
+    "held-out training images.",
 )
 
 # --- width (figure 3.3c)
@@ -291,38 +238,25 @@ def _width_rows() -> list[Row]:
     return rows
 
 
-WIDTH = Recipe(
+WIDTH = cifar.operator_recipe(
     name="spherenet-width",
     title="SphereNets and CNNs of four widths",
     reference="figure 3.3c of the thesis, curves of CNN-9 on CIFAR-10",
-    base={},
     scales=_scales(cpu={"validation": {"every": 2}}),
-    rows=with_rows_at(
-        _width_rows(),
-        cpu=[f"{network} {name}" for network in ("CNN", "SphereNet") for name in list(_WIDTHS)[:3]],
-        smoke=["CNN 64/96/128", "SphereNet 16/32/48"],
-    ),
-    seeds=(0, 1, 2),
-    metrics=(ERROR, SECONDS),
+    rows=tuple(_width_rows()),
+    default_rows={
+        "cpu": [f"{network} {name}" for network in ("CNN", "SphereNet") for name in list(_WIDTHS)[:3]],
+        "smoke": ["CNN 64/96/128", "SphereNet 16/32/48"],
+    },
     covers=("F3.3c",),
     cost={"paper": 6000, "cpu": 0.8, "smoke": 0.01},
-    figures=("error",),
-    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(
-        Claim(
-            "A wide SphereNet is better than a wide CNN.", "SphereNet 128/192/256", "CNN 128/192/256", "error", "F3.3c"
-        ),
-        Claim(
-            "A very narrow CNN is better than a very narrow SphereNet.",
-            "CNN 16/32/48",
-            "SphereNet 16/32/48",
-            "error",
-            "F3.3c",
-        ),
+        Claim("A wide SphereNet is better than a wide CNN.", "SphereNet 128/192/256"),
+        Claim("A very narrow CNN is better than a very narrow SphereNet.", "CNN 16/32/48", "SphereNet 16/32/48"),
     ),
-    note=f"Operator and loss are not stated for this figure; cosine and softmax are used. {RELEASED}, and the "
-    "orthonormal penalty of SphereNets has the weight 1e-4. On a CPU: a quarter of the widths in the names, and not "
-    "the largest; otherwise as spherenet-losses.",
+    note=f"Operator and loss are not stated for this figure; cosine and softmax are used. {cifar.RELEASED}, and the "
+    f"orthonormal penalty of SphereNets has the weight 1e-4. {cifar.SMALL_SIZE}, and a quarter of the widths in the "
+    "names.",
 )
 
 # --- learned k (figure 3.4)
@@ -360,51 +294,38 @@ def learned_parameters(network: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def _sigmoid(k: float) -> dict[str, Any]:
-    return {**sphere({"name": "sigmoid", "k": k}), **ORTHONORMAL, **_COSINE_HEAD}
+    return {**cifar.sphere({"name": "sigmoid", "k": k}), **cifar.ORTHONORMAL, **_COSINE_HEAD}
 
 
 _LEARNED_K = merge(_sigmoid(0.5), {"operator": {"learn_k": "filter"}})
 _TEXT = "best fixed sigmoid SphereConv (cosine W-Softmax), as quoted in the text"
+_LEARNED_PRINTED = {
+    "accuracy": ("F3.4", "learnable SphereConv (cosine W-Softmax)"),
+    "k_conv3.1_mean": ("F3.4", "centre of k in conv3.1"),
+}
 LEARNED = Recipe(
     name="learned-parameters",
     title="Learned k of the sigmoid SphereConv and learned radii of the TanhConv",
     reference="figure 3.4 and section C.2 of the thesis",
     base={},
     scales=_scales(),
-    rows=with_rows_at(
-        (
-            _as_released(Row("k = 0.1", _sigmoid(0.1))),
-            _as_released(Row("k = 0.3", _sigmoid(0.3), {"accuracy": ("F3.4", _TEXT)})),
-            _as_released(Row("k = 0.5", _sigmoid(0.5))),
-            _as_released(Row("k = 0.7", _sigmoid(0.7))),
-            _as_released(
-                Row(
-                    "a learned k per filter",
-                    _LEARNED_K,
-                    {
-                        "accuracy": ("F3.4", "learnable SphereConv (cosine W-Softmax)"),
-                        "k_conv3.1_mean": ("F3.4", "centre of k in conv3.1"),
-                    },
-                )
-            ),
-            Row("TanhConv, ρ = 1", {"operator": {"name": "tanh"}}),
-            Row(
-                "TanhConv, a learned ρ per filter",
-                {"operator": {"name": "tanh", "learn_radius": "filter"}},
-                baseline="TanhConv, ρ = 1",
-            ),
+    rows=(
+        *(
+            _as_released(Row(f"k = {k}", _sigmoid(k), {"accuracy": ("F3.4", _TEXT)} if k == 0.3 else {}))
+            for k in (0.1, 0.3, 0.5, 0.7)
         ),
-        cpu=[
-            *(f"k = {k}" for k in (0.1, 0.3, 0.5, 0.7)),
-            "a learned k per filter",
-            "TanhConv, ρ = 1",
+        _as_released(Row("a learned k per filter", _LEARNED_K, _LEARNED_PRINTED)),
+        Row("TanhConv, ρ = 1", {"operator": {"name": "tanh"}}),
+        Row(
             "TanhConv, a learned ρ per filter",
-        ],
-        smoke=["a learned k per filter", "TanhConv, a learned ρ per filter"],
+            {"operator": {"name": "tanh", "learn_radius": "filter"}},
+            baseline="TanhConv, ρ = 1",
+        ),
     ),
+    default_rows={"smoke": ["a learned k per filter", "TanhConv, a learned ρ per filter"]},
     seeds=(0, 1, 2),
     metrics=(
-        ACCURACY,
+        cifar.ACCURACY,
         Metric("k_mean", "mean k", ".3f", None),
         Metric("k_least", "least k", ".3f", None),
         Metric("k_most", "largest k", ".3f", None),
@@ -419,16 +340,12 @@ LEARNED = Recipe(
     cost={"paper": 2000, "cpu": 0.7, "smoke": 0.01},
     measure=_learned,
     baseline="k = 0.3",
-    claims=(
-        Claim(
-            "A learned k is better than the best fixed one.", "a learned k per filter", "k = 0.3", "accuracy", "F3.4"
-        ),
-    ),
-    note="The text quotes 91.22 for the best fixed k, whereas table 3.1 prints 91.28 for k = 0.3. "
-    f"{RELEASED}, and the orthonormal penalty has the weight 1e-4. k starts at 0.5, as the text says; the "
-    "released code starts it at 0.7. ρ is a learned factor, which starts at 1, times the running mean of the patch "
-    f"norm. On a CPU: {SMALL_SIZE}, with a maximal learning rate of 3e-3 for all rows, because all of them are "
-    "SphereNets or all are TanhConv networks that differ in one number.",
+    claims=(Claim("A learned k is better than the best fixed one.", "a learned k per filter"),),
+    note=f"The text quotes 91.22 for the best fixed k, whereas table 3.1 prints 91.28 for k = 0.3. {cifar.RELEASED}, "
+    "and the orthonormal penalty has the weight 1e-4. k starts at 0.5, as the text says; the released code starts it "
+    f"at 0.7. ρ is a learned factor, which starts at 1, times the running mean of the patch norm. {cifar.SMALL_SIZE}, "
+    "with one learning rate for all rows, because all of them are SphereNets or all are TanhConv networks that differ "
+    "in one number.",
 )
 
 # --- SphereNorm at small batches (figure 3.5)
@@ -438,73 +355,45 @@ _NORMS: dict[str, dict[str, Any]] = {
     "BatchNorm": {},
     "SphereNorm": {**_BARE, **_SPHERE_NORM},
     "Rescaled SphereNorm": {**_BARE, "operator": {"name": "sphere_norm", "rescale": "learned"}},
-    "SphereNorm w/ Orth.": {**_BARE, **_SPHERE_NORM, **ORTHONORMAL},
+    "SphereNorm w/ Orth.": {**_BARE, **_SPHERE_NORM, **cifar.ORTHONORMAL},
     "SphereNorm+BatchNorm": _SPHERE_NORM,
 }
 
 
-def _small_batch_rows() -> list[Row]:
-    rows = []
-    for size in (4, 8, 16, 32):
-        for name, patch in _NORMS.items():
-            baseline = None if name == "BatchNorm" else f"BatchNorm, batch {size}"
-            # The same number of steps for all sizes, so that larger batches see more images.
-            rows.append(Row(f"{name}, batch {size}", {**patch, "batch_size": size}, baseline=baseline))
-    return rows
-
-
-SMALL_BATCHES = Recipe(
+SMALL_BATCHES = cifar.operator_recipe(
     name="spherenorm",
     title="SphereNorm and BatchNorm with small batches",
     reference="figure 3.5 of the thesis, curves of CNN-9 on CIFAR-10",
-    base={},
-    scales={
-        "paper": {**SPHERENET, "model": "spherenet_cnn9"},
-        "cpu": {
-            **CPU,
-            "model": SMALL_CNN,
-            "epochs": None,
-            "steps": 10_000,
-            "validation": {"every": 2000, "every_unit": "steps", "energy": False, "batch_size": 500},
-        },
-        "smoke": SMOKE_CNN,
-    },
-    rows=with_rows_at(
-        _small_batch_rows(),
-        cpu=[f"{name}, batch 4" for name in _NORMS if name != "Rescaled SphereNorm"],
-        smoke=["Rescaled SphereNorm, batch 8", "SphereNorm+BatchNorm, batch 8"],
+    scales=_scales(
+        cpu={"epochs": None, "steps": 10_000, "validation": {"every": 2000, "every_unit": "steps"}},
     ),
+    rows=tuple(
+        # The same number of steps for all sizes, so that larger batches see more images.
+        Row(
+            f"{name}, batch {size}",
+            {**patch, "batch_size": size},
+            baseline=None if name == "BatchNorm" else f"BatchNorm, batch {size}",
+        )
+        for size in (4, 8, 16, 32)
+        for name, patch in _NORMS.items()
+    ),
+    default_rows={
+        "cpu": [f"{name}, batch 4" for name in _NORMS if name != "Rescaled SphereNorm"],
+        "smoke": ["Rescaled SphereNorm, batch 8", "SphereNorm+BatchNorm, batch 8"],
+    },
     seeds=(0, 1, 2, 3, 4),
-    metrics=(ERROR, SECONDS),
     covers=("F3.5",),
     cost={"paper": 8000, "cpu": 1.3, "smoke": 0.01},
-    figures=("error",),
-    tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}),
     claims=(
-        Claim(
-            "At batch 4, SphereNorm is at least as good as BatchNorm.",
-            "SphereNorm, batch 4",
-            "BatchNorm, batch 4",
-            "error",
-            "F3.5",
-        ),
-        Claim(
-            "At batch 4, both normalisations together are better than BatchNorm.",
-            "SphereNorm+BatchNorm, batch 4",
-            "BatchNorm, batch 4",
-            "error",
-            "F3.5",
-        ),
+        Claim("At batch 4, SphereNorm is at least as good as BatchNorm.", "SphereNorm, batch 4"),
+        Claim("At batch 4, both normalisations together are better than BatchNorm.", "SphereNorm+BatchNorm, batch 4"),
         Claim(
             "At batch 4, both normalisations together are better than SphereNorm.",
             "SphereNorm+BatchNorm, batch 4",
             "SphereNorm, batch 4",
-            "error",
-            "F3.5",
         ),
     ),
     note="Only the batch size of the first panel, 4, can be read in the source; 8, 16 and 32 are chosen here. "
-    f"SphereNorm replaces convolutions; the fully connected layer is ordinary. {RELEASED}, and the orthonormal penalty "
-    "has the weight 1e-4. On a CPU: CNN-9 with 16, 24 and 32 filters on 20,000 images of CIFAR-10 at 16×16 pixels, "
-    "10,000 steps of batches of 4, Adam without weight decay, one cycle.",
+    f"SphereNorm replaces convolutions; the fully connected layer is ordinary. {cifar.RELEASED}, and the orthonormal "
+    f"penalty has the weight 1e-4. {cifar.SMALL_SIZE}.",
 )

@@ -1,17 +1,14 @@
 """Hyperspherical energy as a regulariser (chapters 5 and 6, appendices D and E)."""
 
 from hypersphere.recipes.energy import (
+    classes,
     dynamics,
-    faces,
     flows,
     generation,
     graphs,
-    imbalance,
     networks,
-    points,
     projections,
     residual,
-    times,
 )
 from hypersphere.recipes.recipe import Recipe
 
@@ -30,12 +27,12 @@ RECIPES: tuple[Recipe, ...] = (
     networks.SPHERENET,
     projections.PROJECTIONS,
     dynamics.DYNAMICS,
-    times.TIMES,
-    imbalance.TOY,
-    imbalance.TEN,
-    imbalance.HUNDRED,
+    dynamics.TIMES,
+    classes.TOY,
+    classes.TEN,
+    classes.HUNDRED,
     graphs.ENERGIES,
-    points.POINTS,
+    graphs.POINTS,
     generation.GAN,
-    faces.AM_SOFTMAX,
+    classes.AM_SOFTMAX,
 )

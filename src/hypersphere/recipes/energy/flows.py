@@ -143,27 +143,16 @@ FLOWS = Recipe(
     axes={"penalty": Axis("step", 0, 4000)},
     baseline="orthonormal",
     claims=(
-        Claim("MHE separates the vectors more than orthonormality.", "MHE", "orthonormal", "smallest_angle", "F5.1"),
-        Claim(
-            "Half-space MHE separates the lines more than MHE.",
-            "half-space MHE",
-            "MHE",
-            "smallest_line_angle",
-            "F5.1",
-        ),
+        Claim("MHE separates the vectors more than orthonormality.", "MHE"),
+        Claim("Half-space MHE separates the lines more than MHE.", "half-space MHE", "MHE", "smallest_line_angle"),
         Claim(
             "Half-space MHE makes two vectors perpendicular, MHE opposite.",
             "half-space MHE, two vectors in the plane",
-            "MHE, two vectors in the plane",
-            "smallest_line_angle",
-            "F5.2",
+            metric="smallest_line_angle",
+            source="F5.2",
         ),
-        Claim(
-            "A heavier vector moves less.", "one vector weighted 10", "one vector weighted 1", "path", source="F-D.1"
-        ),
-        Claim(
-            "Heavier vectors move less.", "two vectors weighted 10", "two vectors weighted 1", "path", source="F-D.2"
-        ),
+        Claim("A heavier vector moves less.", "one vector weighted 10", metric="path", source="F-D.1"),
+        Claim("Heavier vectors move less.", "two vectors weighted 10", metric="path", source="F-D.2"),
     ),
     note="Ten random unit vectors in three dimensions, the same ones for all rows of a seed; gradient steps of 0.002 "
     "on the penalty alone, clipped along the sphere to norm 10 per vector and followed by normalisation. Power (2 "

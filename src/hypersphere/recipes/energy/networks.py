@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from hypersphere.recipes.energy import settings
-from hypersphere.recipes.energy.settings import BASELINE, FIFTH, LARGE, PAPER, TUNED, Method, cifar_scales, method_row
+from hypersphere.recipes.energy.settings import (
+    BASELINE,
+    FIFTH,
+    FULL,
+    HALF,
+    TUNED,
+    cifar_scales,
+    energy_recipe,
+    with_options,
+)
 from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS
-from hypersphere.recipes.recipe import Claim, Outcome, Place, Recipe, Row, Tuning
+from hypersphere.recipes.recipe import Claim, Method, Outcome, Recipe, Row, cells, table_rows
 from hypersphere.training import Experiment, Run
 from hypersphere.training.config import merge
 
-__all__ = ["CNN", "DEPTH", "FORMS", "HALF", "LAYERS", "SPHERENET", "WEIGHTS", "WIDTH", "layer_curves"]
+__all__ = ["CNN", "DEPTH", "FORMS", "LAYERS", "SPHERENET", "WEIGHTS", "WIDTH", "layer_curves"]
 
-HALF = settings.HALF.patch  # half-space MHE with the weights of the source
-TUNING = Tuning({}, held_out=0.2)  # every row has a grid
-_CPU = (
-    "At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, 15 epochs, 16, 32 and 64 filters (the source: 64, 128 and "
-    f"256 on CIFAR-100). {TUNED}"
-)
+_CPU = f"At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels and a quarter of the width. {TUNED}"
 _PAPER = (
     "At the scale paper: the schedule, batch, weight decay and weights of appendix D.1 (chapter 6 prints no schedule); "
     "images are shifted by up to four pixels and mirrored. The authors' code has another weight decay (5e-4), label "
@@ -52,59 +55,56 @@ def layer_names(energies: dict[str, Any]) -> dict[str, str]:
 
 # --- tables 6.1 and 5.1
 
-_COMPARED: dict[str, tuple[Method, str | None, tuple[str, ...]]] = {
-    "Baseline": (BASELINE, "Baseline", settings.SCALES),
-    "Orthogonal": (settings.ORTHOGONAL, "Orthogonal", PAPER),
-    "Orthonormal": (settings.ORTHONORMAL, None, LARGE),
-    "SRIP": (settings.SRIP, "SRIP [29]", PAPER),
-    "MHE": (settings.FULL, "MHE [31]", LARGE),
-    "HS-MHE": (settings.HALF, "HS-MHE [31]", settings.SCALES),
-    "G-CoMHE": (settings.GROUP, "G-CoMHE", PAPER),
-    "Adv-CoMHE": (settings.ADVERSARIAL, "Adv-CoMHE", PAPER),
-    "RP-CoMHE": (settings.RANDOM, "RP-CoMHE", LARGE),
-    "RP-CoMHE (max)": (settings.RANDOM_MAX, "RP-CoMHE (max)", PAPER),
-    "AP-CoMHE (alter.)": (settings.ALTERNATING, "AP-CoMHE (alter.)", PAPER),
-    "AP-CoMHE (unroll)": (settings.UNROLLED, "AP-CoMHE (unroll)", settings.SCALES),
+_COMPARED: dict[str, Method] = {
+    "Baseline": BASELINE,
+    "Orthogonal": settings.ORTHOGONAL,
+    "Orthonormal": settings.ORTHONORMAL,
+    "SRIP": settings.SRIP,
+    "MHE": FULL,
+    "HS-MHE": HALF,
+    "G-CoMHE": settings.GROUP,
+    "Adv-CoMHE": settings.ADVERSARIAL,
+    "RP-CoMHE": settings.RANDOM,
+    "RP-CoMHE (max)": settings.RANDOM_MAX,
+    "AP-CoMHE (alter.)": settings.ALTERNATING,
+    "AP-CoMHE (unroll)": settings.UNROLLED,
 }
+# Names of these lines in chapter 6.
+_CITED = {"SRIP": "SRIP [29]", "MHE": "MHE [31]", "HS-MHE": "HS-MHE [31]"}
 
-CNN = Recipe(
+CNN = energy_recipe(
     name="energy-cnn",
     title="Regularisers of CNN-9: weight decay, orthogonality, energy, compressive energy",
     reference="table 6.1 and figures 6.2, E.6 and E.7 of the thesis, CNN-9 on CIFAR-100",
-    base=CIFAR["base"],
-    scales=cifar_scales("mhe_cnn9"),
-    rows=tuple(
-        method_row(name, method, {} if line is None else {"error": ("T6.1", line)}, scales=scales)
-        for name, (method, line, scales) in _COMPARED.items()
-    ),
+    rows=table_rows("T6.1", _COMPARED, in_source={**_CITED, "Orthonormal": ""}),
+    default_rows={
+        "cpu": ["Baseline", "Orthonormal", "MHE", "HS-MHE", "RP-CoMHE", "AP-CoMHE (unroll)"],
+        "smoke": ["Baseline", "HS-MHE", "AP-CoMHE (unroll)"],
+    },
     seeds=(0, 1, 2, 3, 4),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T6.1", "F6.2", "F-E.6", "F-E.7"),
     cost={"paper": 20_000, "cpu": 1.6, "smoke": 0.01},
-    figures=("error", "energy"),
     measure=layer_curves,
     baseline="Baseline",
-    tuning=TUNING,
     claims=(
-        Claim("MHE has a lower error than weight decay alone.", "MHE", "Baseline", source="T6.1"),
-        Claim("Half-space MHE has a lower error than weight decay alone.", "HS-MHE", "Baseline", source="T6.1"),
-        Claim("Half-space MHE has a lower error than orthonormality.", "HS-MHE", "Orthonormal", source="T6.1"),
-        Claim("CoMHE has a lower error than half-space MHE.", "RP-CoMHE", "HS-MHE", source="T6.1"),
-        Claim("CoMHE has a lower error than weight decay alone.", "RP-CoMHE", "Baseline", source="T6.1"),
-        Claim("CoMHE ends with a lower energy than half-space MHE.", "RP-CoMHE", "HS-MHE", "energy", source="F6.2"),
-        Claim("MHE ends with a lower energy than weight decay alone.", "HS-MHE", "Baseline", "energy", source="F6.2"),
+        Claim("MHE has a lower error than weight decay alone.", "MHE"),
+        Claim("Half-space MHE has a lower error than weight decay alone.", "HS-MHE"),
+        Claim("Half-space MHE has a lower error than orthonormality.", "HS-MHE", "Orthonormal"),
+        Claim("CoMHE has a lower error than half-space MHE.", "RP-CoMHE", "HS-MHE"),
+        Claim("CoMHE has a lower error than weight decay alone.", "RP-CoMHE"),
+        Claim("CoMHE ends with a lower energy than half-space MHE.", "RP-CoMHE", "HS-MHE", "energy", "F6.2"),
+        Claim("MHE ends with a lower energy than weight decay alone.", "HS-MHE", metric="energy", source="F6.2"),
     ),
     note=f"{_CPU} {_PAPER} The energy is that of the unprojected neurons in half space with s = 2, the mean over pairs "
     "and over hidden layers, before training and after every third epoch; the source sums over layers. The row "
     "Orthonormal is not in table 6.1. The settings of SRIP and of the inner steps of AP-CoMHE and Adv-CoMHE are not "
     "printed: SRIP has the weight 1e-3, and projections have the defaults of this library. The first layer, with "
-    "27-dimensional neurons, "
-    "is not projected, as in the authors' code.",
+    "27-dimensional neurons, is not projected, as in the authors' code.",
 )
 
 _FORMS: dict[str, Method] = {
-    "MHE": settings.FULL,
-    "Half-space MHE": settings.HALF,
+    "MHE": FULL,
+    "Half-space MHE": HALF,
     "A-MHE": settings.FULL_ANGULAR,
     "Half-space A-MHE": settings.HALF_ANGULAR,
 }
@@ -115,156 +115,87 @@ _DATA: dict[str, dict[str, Any]] = {
 }
 
 
-def _with_power(method: Method, power: int) -> Method:
-    (regularizer,) = method.patch["regularizers"]
-    return Method({"regularizers": [{**regularizer, "power": power}]}, method.grid)
-
-
-def _form_rows(source: str, baseline: str, scales: Mapping[tuple[str, int], tuple[str, ...]]) -> list[Row]:
-    """Return the rows of a table of all forms of the energy on both data sets, with a row for plain training.
-
-    `scales` are those of rows on CIFAR-10 by line and power; all other rows run at full size only.
-    """
+def _form_rows(source: str, baseline: str) -> list[Row]:
+    """Return the rows of a table of all forms of the energy on both data sets, with a row for plain training."""
     rows: list[Row] = []
     for data, at in _DATA.items():
-        is_small = data == "CIFAR-10"
         plain = f"{baseline}, {data}"
-        printed: dict[str, Place | float] = {"error": (source, baseline, f"{data} s=2")}
-        rows.append(method_row(plain, BASELINE, printed, at=at, scales=settings.SCALES if is_small else PAPER))
-        for line, method in _FORMS.items():
-            for power in (2, 1, 0):
-                column = f"{data} s={power}"
-                rows.append(
-                    method_row(
-                        f"{line}, {column}",
-                        _with_power(method, power),
-                        {"error": (source, line, column)},
-                        at=at,
-                        baseline=plain,
-                        scales=scales.get((line, power), PAPER) if is_small else PAPER,
-                    )
-                )
+        rows.append(Row(plain, BASELINE.patch, {"error": (source, baseline, f"{data} s=2")}, at, BASELINE.grid))
+        rows += [
+            Row(f"{line}, {column}", powered.patch, {"error": (source, line, column)}, at, method.grid, plain)
+            for line, method in _FORMS.items()
+            for power in (2, 1, 0)
+            for column, powered in [(f"{data} s={power}", with_options(method, power=power))]
+        ]
     return rows
 
 
-FORMS = Recipe(
+FORMS = energy_recipe(
     name="energy-forms",
     title="Forms of the energy: full and half space, distances and angles, powers",
     reference="table 5.1 of the thesis, CNN-9 on CIFAR-10 and CIFAR-100",
-    base=CIFAR["base"],
-    scales=cifar_scales("mhe_cnn9"),
-    rows=tuple(
-        _form_rows(
-            "T5.1",
-            "Baseline",
-            {
-                ("MHE", 2): LARGE,
-                ("MHE", 0): settings.SCALES,
-                ("Half-space MHE", 2): LARGE,
-                ("A-MHE", 2): settings.SCALES,
-                ("Half-space A-MHE", 2): LARGE,
-            },
-        )
-    ),
+    rows=tuple(_form_rows("T5.1", "Baseline")),
+    default_rows={
+        "cpu": ["Baseline, CIFAR-10", "MHE, CIFAR-10 s=0", *cells(_FORMS, ["CIFAR-10 s=2"])],
+        "smoke": ["Baseline, CIFAR-10", "MHE, CIFAR-10 s=0", "A-MHE, CIFAR-10 s=2"],
+    },
     seeds=(0, 1, 2, 3, 4),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T5.1",),
     cost={"paper": 40_000, "cpu": 1.4, "smoke": 0.01},
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=tuple(
-        Claim(
-            f"{line} has a lower error than weight decay alone.",
-            f"{line}, CIFAR-10 s=2",
-            "Baseline, CIFAR-10",
-            source="T5.1",
-        )
-        for line in _FORMS
+        Claim(f"{line} has a lower error than weight decay alone.", f"{line}, CIFAR-10 s=2") for line in _FORMS
     ),
     note=f"{_CPU} {_PAPER} Weights are those printed for the Euclidean distance also where the distance is an angle. "
-    "At the scale cpu only rows on CIFAR-10 run: all forms with s = 2, and MHE with s = 0; rows on CIFAR-100 "
-    "use a fifth of it if they are chosen by name. The source prints one number per data set for the "
-    "baseline.",
+    "The source prints one number per data set for the baseline.",
 )
 
 
 # --- table 5.4 and figure 5.3
 
-
-def _on(method: Method, *, hidden: bool, output: bool) -> dict[str, Any]:
-    """Return the settings of an energy on hidden layers only, on the classifier only, or on both."""
-    (regularizer,) = method.patch["regularizers"]
-    weights = {"hidden": regularizer["hidden"] if hidden else 0.0, "output": 1.0 if output else 0.0}
-    return {"regularizers": [{**regularizer, **weights}]}
+# By column of the source: whether the hidden layers and the output layer have an energy.
+_PLACES = {"O only (H no, O yes)": (0, 1), "H only (H yes, O no)": (1, 0), "H and O": (1, 1)}
 
 
-_PLACES = {
-    "O only (H no, O yes)": {"hidden": False, "output": True},
-    "H only (H yes, O no)": {"hidden": True, "output": False},
-    "H and O": {"hidden": True, "output": True},
-}
+def _layer_rows() -> list[Row]:
+    return [
+        Row(
+            f"{line}, {place.partition(' (')[0]}",
+            with_options(
+                method, hidden=method.patch["regularizers"][0]["hidden"] if hidden else 0.0, output=float(output)
+            ).patch,
+            {"error": ("T5.4", line, place)},
+        )
+        for line, method in _FORMS.items()
+        for place, (hidden, output) in _PLACES.items()
+        if hidden or not line.startswith("Half-space")  # half space cannot be used on the output layer
+    ]
 
-LAYERS = Recipe(
+
+LAYERS = energy_recipe(
     name="energy-layers",
     title="Energy of hidden layers, of the classifier, and of both",
     reference="table 5.4 of the thesis, CNN-9 on CIFAR-100",
-    base=CIFAR["base"],
-    scales=cifar_scales("mhe_cnn9"),
-    rows=(
-        Row("Baseline", printed={"error": ("T5.4", "Baseline", "H and O")}),
-        *(
-            Row(
-                f"{line}, {place.partition(' (')[0]}",
-                _on(method, **layers),
-                {"error": ("T5.4", line, place)},
-                scales=settings.SCALES
-                if place == "H and O" and line == "MHE"
-                else LARGE
-                if "A-" not in line
-                else PAPER,
-            )
-            for line, method in _FORMS.items()
-            for place, layers in _PLACES.items()
-            if layers["hidden"] or not line.startswith("Half-space")  # half space cannot be used on the output layer
-        ),
-    ),
-    seeds=(0, 1, 2),
-    metrics=(ERROR, ENERGY, SECONDS),
+    rows=(Row("Baseline", printed={"error": ("T5.4", "Baseline", "H and O")}), *_layer_rows()),
+    default_rows={
+        "cpu": ["Baseline", "MHE, O only", *cells(["MHE", "Half-space MHE"], ["H only", "H and O"])],
+        "smoke": ["Baseline", "MHE, H and O"],
+    },
     covers=("T5.4",),
     cost={"paper": 3000, "cpu": 0.5, "smoke": 0.01},
     baseline="Baseline",
     claims=(
-        Claim(
-            "Energy of all layers is better than energy of the classifier.",
-            "MHE, H and O",
-            "MHE, O only",
-            source="T5.4",
-        ),
-        Claim(
-            "Energy of hidden layers is better than energy of the classifier.",
-            "MHE, H only",
-            "MHE, O only",
-            source="T5.4",
-        ),
+        Claim("Energy of all layers is better than energy of the classifier.", "MHE, H and O", "MHE, O only"),
+        Claim("Energy of hidden layers is better than energy of the classifier.", "MHE, H only", "MHE, O only"),
     ),
-    note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, 15 epochs, 16, 32 and 64 filters, and the weights of "
-    f"the source in all rows. {_PAPER} The last column of the source repeats the numbers of the best power of table "
-    "5.1; here s = 2 everywhere. No setting is tuned.",
+    figures=(),
+    tuning=None,
+    note=f"At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, and the weights of the source. {_PAPER} The last "
+    "column of the source repeats the numbers of the best power of table 5.1; here s = 2 everywhere. No setting is "
+    "tuned.",
 )
 
-_POWERS_OF_TEN = (0.01, 0.1, 1.0, 10.0, 100.0)
-_WEIGHTED: dict[str, dict[str, Any]] = {
-    "MHE (O)": {"half_space": False, "hidden": 0.0, "output": None},
-    "MHE (H)": {"half_space": False, "hidden": None, "output": 0.0},
-    "HS-MHE (H)": {"hidden": None, "output": 0.0},
-}
-
-
-def _weighted(options: dict[str, Any], weight: float) -> dict[str, Any]:
-    """Return the settings of an energy with a weight at the place that is None."""
-    filled = {key: weight if value is None else value for key, value in options.items()}
-    return {"regularizers": [{"name": "mhe", **filled}]}
-
+_WEIGHTED = {"MHE (O)": (FULL, "output"), "MHE (H)": (FULL, "hidden"), "HS-MHE (H)": (HALF, "hidden")}
+_NOWHERE = {"hidden": 0.0, "output": 0.0}
 
 WEIGHTS = Recipe(
     name="energy-weights",
@@ -275,177 +206,128 @@ WEIGHTS = Recipe(
     rows=(
         Row("Baseline"),
         *(
-            Row(
-                f"{line}, {weight:g}",
-                _weighted(options, weight),
-                scales=settings.SCALES if weight == 100 else LARGE if weight in (0.01, 1.0) else PAPER,
-            )
-            for line, options in _WEIGHTED.items()
-            for weight in _POWERS_OF_TEN
+            Row(f"{line}, {weight:g}", with_options(method, **{**_NOWHERE, place: weight}).patch)
+            for line, (method, place) in _WEIGHTED.items()
+            for weight in (0.01, 0.1, 1.0, 10.0, 100.0)
         ),
     ),
+    default_rows={
+        "cpu": ["Baseline", *cells(_WEIGHTED, ["0.01", "1", "100"])],
+        "smoke": ["Baseline", *cells(_WEIGHTED, ["100"])],
+    },
     seeds=(0, 1),
     metrics=(ERROR, ENERGY, SECONDS),
     covers=("F5.3",),
     cost={"paper": 3500, "cpu": 0.5, "smoke": 0.01},
     baseline="Baseline",
-    note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, 15 epochs, 16, 32 and 64 filters. The weight is what "
-    f"is compared, so nothing is tuned; three of the five weights run. {_PAPER} The source draws curves over weights "
-    "from 0.01 to 100 without printing the weights or the errors.",
+    note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels. The weight is what is compared, so nothing is tuned. "
+    f"{_PAPER} The source draws curves over weights from 0.01 to 100 without printing the weights or the errors.",
 )
 
 
 # --- width and depth
 
-_SCALABLE: dict[str, tuple[Method, str]] = {
-    "Baseline": (BASELINE, "Baseline"),
-    "MHE": (settings.FULL, "MHE [31]"),
-    "HS-MHE": (settings.HALF, "HS-MHE [31]"),
-    "RP-CoMHE": (settings.RANDOM, "RP-CoMHE"),
-    "AP-CoMHE": (settings.UNROLLED, "AP-CoMHE"),
+_SCALABLE = {
+    "Baseline": BASELINE,
+    "MHE": FULL,
+    "HS-MHE": HALF,
+    "RP-CoMHE": settings.RANDOM,
+    "AP-CoMHE": settings.UNROLLED,
 }
+_SMALL = ("Baseline", "HS-MHE", "RP-CoMHE")
+_WIDTHS = {f"t={t}": t for t in (1, 2, 4, 8, 16, 20)}
 
-
-def _width_rows(t: int, scales: tuple[str, ...]) -> list[Row]:
-    """Return the rows of CNN-9 with 16t, 32t and 64t filters, and a quarter of them at the scale cpu."""
-    at = {
-        "paper": {"model": {"widths": [16 * t, 32 * t, 64 * t]}},
-        "cpu": {"model": {"widths": [4 * t, 8 * t, 16 * t]}},
-        "smoke": {"model": {"widths": [4 * t] * 3}},
-    }
-    return [
-        method_row(
-            f"{name}, t={t}",
-            method,
-            {"error": ("T6.4", line, f"t={t}")},
-            at=at,
-            baseline=None if name == "Baseline" else f"Baseline, t={t}",
-            scales=PAPER if name in ("MHE", "AP-CoMHE") else scales,
-        )
-        for name, (method, line) in _SCALABLE.items()
-    ]
-
-
-WIDTH = Recipe(
+WIDTH = energy_recipe(
     name="energy-width",
     title="Energy and the width of CNN-9",
     reference="tables 5.2 and 6.4 of the thesis, on CIFAR-100",
-    base=CIFAR["base"],
-    scales=cifar_scales("mhe_cnn9"),
-    rows=(
-        *_width_rows(1, settings.SCALES),
-        *_width_rows(2, LARGE),
-        *_width_rows(4, PAPER),
-        *_width_rows(8, PAPER),
-        *_width_rows(16, PAPER),
-        *_width_rows(20, PAPER),
+    rows=table_rows(
+        "T6.4",
+        _SCALABLE,
+        {column: {} for column in _WIDTHS},
+        baseline="Baseline",
+        at={
+            column: {
+                "paper": {"model": {"widths": [16 * t, 32 * t, 64 * t]}},
+                "cpu": {"model": {"widths": [4 * t, 8 * t, 16 * t]}},
+                "smoke": {"model": {"widths": [4 * t] * 3}},
+            }
+            for column, t in _WIDTHS.items()
+        },
+        in_source=_CITED,
     ),
+    default_rows={"cpu": cells(_SMALL, ["t=1", "t=2"]), "smoke": cells(_SMALL, ["t=1"])},
     seeds=(0, 1, 2, 3, 4),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T6.4", "T5.2"),
     cost={"paper": 100_000, "cpu": 0.8, "smoke": 0.01},
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=tuple(
-        Claim(
-            f"In a narrow network (t={t}), {name} has a lower error.",
-            f"{name}, t={t}",
-            f"Baseline, t={t}",
-            source=source,
-        )
+        Claim(f"In a narrow network (t={t}), {name} has a lower error.", f"{name}, t={t}", source=source)
         for t in (1, 2)
         for name, source in (("HS-MHE", "T5.2"), ("RP-CoMHE", "T6.4"))
     ),
-    note="16t, 32t and 64t filters. At the scale cpu a quarter of them (4, 8 and 16 filters for t = 1) on a fifth of "
-    "CIFAR-10 at 16×16 pixels, 15 epochs; t = 4 is the network of the recipe energy-cnn. "
-    f"{TUNED} {_PAPER} Numbers of the source are those of table 6.4; the baseline with t = 16 has another number in "
-    "table 5.2.",
+    note="16t, 32t and 64t filters. At the scale cpu a quarter of them on a fifth of CIFAR-10 at 16×16 pixels; t = 4 "
+    f"is the network of the recipe energy-cnn. {TUNED} {_PAPER} Numbers of the source are those of table 6.4; the "
+    "baseline with t = 16 has another number in table 5.2.",
 )
 
 
-def _depth_rows(depth: int, per_stage: int, scales: tuple[str, ...]) -> list[Row]:
-    network = {"model": {"depth": [per_stage] * 3}}
-    return [
-        method_row(
-            f"{name}, CNN-{depth}",
-            method,
-            {"error": ("T6.5", line, f"CNN-{depth}")},
-            patch=network,
-            baseline=None if name == "Baseline" else f"Baseline, CNN-{depth}",
-            scales=PAPER if name in ("MHE", "AP-CoMHE") else scales,
-        )
-        for name, (method, line) in _SCALABLE.items()
-    ]
-
-
-DEPTH = Recipe(
+DEPTH = energy_recipe(
     name="energy-depth",
     title="Energy and the depth of a plain CNN",
     reference="tables 5.3 and 6.5 of the thesis, on CIFAR-100; CNN-15 does not converge without energy there (N/C)",
-    base=CIFAR["base"],
     scales=merge(cifar_scales("mhe_cnn9"), {"cpu": {"model": {"widths": [12, 24, 48]}}}),
-    rows=(
-        *_depth_rows(6, 2, LARGE),
-        *_depth_rows(9, 3, PAPER),
-        *_depth_rows(15, 5, settings.SCALES),
+    rows=table_rows(
+        "T6.5",
+        _SCALABLE,
+        {f"CNN-{depth}": {"model": {"depth": [depth // 3] * 3}} for depth in (6, 9, 15)},
+        baseline="Baseline",
+        in_source=_CITED,
     ),
+    default_rows={"cpu": cells(_SMALL, ["CNN-6", "CNN-15"]), "smoke": cells(_SMALL, ["CNN-15"])},
     seeds=(0, 1, 2, 3, 4),
-    metrics=(ERROR, ENERGY, SECONDS),
     covers=("T6.5", "T5.3"),
     cost={"paper": 20_000, "cpu": 1.6, "smoke": 0.01},
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=tuple(
-        Claim(
-            f"With {depth} layers, {name} has a lower error.",
-            f"{name}, CNN-{depth}",
-            f"Baseline, CNN-{depth}",
-            source=s,
-        )
+        Claim(f"With {depth} layers, {name} has a lower error.", f"{name}, CNN-{depth}", source=s)
         for depth in (6, 15)
         for name, s in (("HS-MHE", "T5.3"), ("RP-CoMHE", "T6.5"))
     ),
-    note="Two, three or five convolutions per stage. At the scale cpu: 12, 24 and 48 filters, a fifth of CIFAR-10 at "
-    "16×16 pixels, 15 epochs. "
-    f"{TUNED} {_PAPER} The source does not say when it calls a network not converged; "
-    "a run whose loss is not finite is marked as diverged here.",
+    note=f"Two, three or five convolutions per stage. At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels. {TUNED} "
+    f"{_PAPER} The source does not say when it calls a network not converged; a run whose loss is not finite is marked "
+    "as diverged here.",
 )
 
-SPHERENET = Recipe(
+SPHERENET = energy_recipe(
     name="energy-spherenet",
     title="SphereNet-9 with energy",
     reference="table D.3 of the thesis, CNN-9 of cosine SphereConv on CIFAR-10 and CIFAR-100",
     base=merge(CIFAR["base"], {"operator": {"name": "sphere", "angular": "cosine"}}),
-    scales=cifar_scales("mhe_cnn9"),
     rows=(
         *(
-            method_row(
+            Row(
                 f"SphereNet with Orthonormal Reg., {data}",
-                settings.ORTHONORMAL,
+                settings.ORTHONORMAL.patch,
                 {"error": ("T-D.3", "SphereNet with Orthonormal Reg.", f"{data} s=2")},
-                at=at,
-                baseline=f"SphereNet Baseline, {data}",
-                scales=LARGE if data == "CIFAR-10" else PAPER,
+                at,
+                settings.ORTHONORMAL.grid,
+                f"SphereNet Baseline, {data}",
             )
             for data, at in _DATA.items()
         ),
-        *_form_rows("T-D.3", "SphereNet Baseline", {("MHE", 2): settings.SCALES, ("Half-space MHE", 2): LARGE}),
+        *_form_rows("T-D.3", "SphereNet Baseline"),
     ),
-    seeds=(0, 1, 2),
-    metrics=(ERROR, ENERGY, SECONDS),
+    default_rows={
+        "cpu": [
+            *cells(["SphereNet with Orthonormal Reg.", "SphereNet Baseline"], ["CIFAR-10"]),
+            *cells(["MHE", "Half-space MHE"], ["CIFAR-10 s=2"]),
+        ],
+        "smoke": ["SphereNet Baseline, CIFAR-10", "MHE, CIFAR-10 s=2"],
+    },
     covers=("T-D.3",),
     cost={"paper": 60_000, "cpu": 1.5, "smoke": 0.01},
-    figures=("error", "energy"),
-    tuning=TUNING,
     claims=(
-        Claim("MHE improves SphereNet.", "MHE, CIFAR-10 s=2", "SphereNet Baseline, CIFAR-10", source="T-D.3"),
-        Claim(
-            "Half-space MHE improves SphereNet.",
-            "Half-space MHE, CIFAR-10 s=2",
-            "SphereNet Baseline, CIFAR-10",
-            source="T-D.3",
-        ),
+        Claim("MHE improves SphereNet.", "MHE, CIFAR-10 s=2"),
+        Claim("Half-space MHE improves SphereNet.", "Half-space MHE, CIFAR-10 s=2"),
     ),
-    note=f"{_CPU} {_PAPER} SphereConv sees only the directions of filters, so weight decay has no effect on them. At "
-    "the scale cpu the rows with s = 2 on CIFAR-10 run, without angular distances.",
+    note=f"{_CPU} {_PAPER} SphereConv sees only the directions of filters, so weight decay has no effect on them.",
 )

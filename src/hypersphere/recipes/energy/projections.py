@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypersphere.recipes.energy.settings import HALF, LARGE, PAPER, SCALES, cifar_scales, projected
-from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS
-from hypersphere.recipes.recipe import Claim, Place, Recipe, Row
+from hypersphere.recipes.energy.settings import HALF, energy_recipe, projected, with_options
+from hypersphere.recipes.recipe import Claim, Place, Row, cells
 
 __all__ = ["PROJECTIONS"]
 
+_LEARNED = "projection learned with the network"
 _NEVER = 10**9  # steps after which projections are drawn again: more than any run has
 _KINDS: dict[str, dict[str, Any]] = {
     "RP-CoMHE": {"name": "random"},
@@ -18,68 +18,52 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def _row(title: str, place: Place, scales: tuple[str, ...], projection: dict[str, Any], *, shared: bool = True) -> Row:
-    (regularizer,) = projected(**projection).patch["regularizers"]
-    return Row(title, {"regularizers": [{**regularizer, "shared": shared}]}, {"error": place}, scales=scales)
+def _row(title: str, place: Place, projection: dict[str, Any], *, shared: bool = True) -> Row:
+    return Row(title, with_options(projected(**projection), shared=shared).patch, {"error": place})
 
 
-def _dimension_rows() -> list[Row]:
-    """Return the rows of table 6.2: 20 random projections, or one angle-preserving projection."""
-    return [
-        _row(
-            f"{line}, dimension {dim}",
-            ("T6.2", line, str(dim)),
-            SCALES if (line, dim) == ("RP-CoMHE", 30) else LARGE if line == "RP-CoMHE" and dim in (10, 80) else PAPER,
-            {**kind, "dim": dim, "views": 20 if line == "RP-CoMHE" else 1},
-        )
-        for line, kind in _KINDS.items()
-        for dim in (10, 20, 30, 40, 80)
-    ]
-
-
-def _number_rows() -> list[Row]:
-    """Return the rows of table 6.3 that table 6.2 does not have: other numbers of projections to 30 dimensions."""
-    kinds = {"RP-CoMHE": _KINDS["RP-CoMHE"], "AP-CoMHE": _KINDS["AP-CoMHE (unroll.)"]}
-    rows = {"RP-CoMHE": (1, 5, 10, 30, 80), "AP-CoMHE": (5, 10, 20, 30, 80)}
-    return [
-        _row(
-            f"{column}, {views} projection{'s' * (views > 1)}",
-            ("T6.3", str(views), column),
-            LARGE if column == "RP-CoMHE" and views in (1, 5) else PAPER,
-            {**kinds[column], "dim": 30, "views": views},
-        )
-        for column, numbers in rows.items()
-        for views in numbers
-    ]
+def _number_row(line: str, kind: str, views: int) -> Row:
+    """Return a row of table 6.3: several projections to 30 dimensions."""
+    title = f"{line}, {views} projection{'s' * (views > 1)}"
+    return _row(title, ("T6.3", str(views), line), {**_KINDS[kind], "dim": 30, "views": views})
 
 
 _DEFAULT: dict[str, Any] = {"name": "random", "dim": 30, "views": 20}
 
-PROJECTIONS = Recipe(
+PROJECTIONS = energy_recipe(
     name="energy-projections",
     title="Projections of CoMHE: dimension, number, redrawing, sharing and learning",
     reference="tables 6.2, 6.3 and E.4 and appendix E.8 of the thesis, CNN-9 on CIFAR-100",
-    base=CIFAR["base"],
-    scales=cifar_scales("mhe_cnn9"),
     rows=(
-        Row("HS-MHE", HALF.patch, {"error": ("X-E.8a", "Half-space MHE")}, scales=LARGE),
-        *_dimension_rows(),
-        *_number_rows(),
-        _row("RP-CoMHE, redrawn every 200 steps", ("T-E.4", "RP-CoMHE", "200"), PAPER, {**_DEFAULT, "every": 200}),
-        _row("RP-CoMHE, redrawn every 1000 steps", ("T-E.4", "RP-CoMHE", "1000"), PAPER, {**_DEFAULT, "every": 1000}),
-        _row("RP-CoMHE, never redrawn", ("T-E.4", "RP-CoMHE", "inf (never)"), LARGE, {**_DEFAULT, "every": _NEVER}),
-        _row(
-            "projection learned with the network",
-            ("X-E.8a", "Naively learned projection"),
-            SCALES,
-            {**_DEFAULT, "name": "cooperative"},
+        Row("HS-MHE", HALF.patch, {"error": ("X-E.8a", "Half-space MHE")}),
+        # Table 6.2: 20 random projections, or one angle-preserving projection.
+        *(
+            _row(
+                f"{line}, dimension {dim}",
+                ("T6.2", line, str(dim)),
+                {**kind, "dim": dim, "views": 20 if line == "RP-CoMHE" else 1},
+            )
+            for line, kind in _KINDS.items()
+            for dim in (10, 20, 30, 40, 80)
         ),
-        _row(
-            "RP-CoMHE, not shared by layers", ("X-E.8b", "Independent projection basis"), LARGE, _DEFAULT, shared=False
-        ),
+        # Table 6.3, as far as table 6.2 does not have its rows.
+        *(_number_row("RP-CoMHE", "RP-CoMHE", views) for views in (1, 5, 10, 30, 80)),
+        *(_number_row("AP-CoMHE", "AP-CoMHE (unroll.)", views) for views in (5, 10, 20, 30, 80)),
+        _row("RP-CoMHE, redrawn every 200 steps", ("T-E.4", "RP-CoMHE", "200"), {**_DEFAULT, "every": 200}),
+        _row("RP-CoMHE, redrawn every 1000 steps", ("T-E.4", "RP-CoMHE", "1000"), {**_DEFAULT, "every": 1000}),
+        _row("RP-CoMHE, never redrawn", ("T-E.4", "RP-CoMHE", "inf (never)"), {**_DEFAULT, "every": _NEVER}),
+        _row(_LEARNED, ("X-E.8a", "Naively learned projection"), {**_DEFAULT, "name": "cooperative"}),
+        _row("RP-CoMHE, not shared by layers", ("X-E.8b", "Independent projection basis"), _DEFAULT, shared=False),
     ),
-    seeds=(0, 1, 2),
-    metrics=(ERROR, ENERGY, SECONDS),
+    default_rows={
+        "cpu": [
+            "HS-MHE",
+            *(f"RP-CoMHE, dimension {dim}" for dim in (10, 30, 80)),
+            *cells(["RP-CoMHE"], ["1 projection", "5 projections", "never redrawn", "not shared by layers"]),
+            _LEARNED,
+        ],
+        "smoke": ["RP-CoMHE, dimension 30", _LEARNED],
+    },
     covers=("T6.2", "T6.3", "T-E.4", "X-E.8a", "X-E.8b"),
     cost={"paper": 50_000, "cpu": 1.1, "smoke": 0.01},
     baseline="RP-CoMHE, dimension 30",
@@ -93,7 +77,7 @@ PROJECTIONS = Recipe(
         Claim(
             "A projection that is learned with the network is worse than a random one.",
             "RP-CoMHE, dimension 30",
-            "projection learned with the network",
+            _LEARNED,
             source="X-E.8a",
         ),
         Claim(
@@ -103,12 +87,13 @@ PROJECTIONS = Recipe(
             source="X-E.8b",
         ),
     ),
-    note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels, 15 epochs, 16, 32 and 64 filters, and nine of the "
-    "rows. All rows have the weight 1 of the source. Random projections are redrawn at every step unless said "
-    "otherwise, and shared by layers whose neurons have equal dimension. Table 6.2 has 20 random projections per "
-    "layer, so its row with dimension 30 is also the row with 20 projections of table 6.3, the row of table E.4 with "
-    "redrawing at every step, and the shared projection of appendix E.8, whose text has dimension and number "
-    "exchanged. The projection that is learned with the network descends the energy at the rate 0.1, the learning "
-    "rate of the network. The inner steps of AP-CoMHE are not printed and have the defaults of this library. No "
-    "setting is tuned.",
+    figures=(),
+    tuning=None,
+    note="At the scale cpu: a fifth of CIFAR-10 at 16×16 pixels. All rows have the weight 1 of the source. Random "
+    "projections are redrawn at every step unless said otherwise, and shared by layers whose neurons have equal "
+    "dimension. Table 6.2 has 20 random projections per layer, so its row with dimension 30 is also the row with 20 "
+    "projections of table 6.3, the row of table E.4 with redrawing at every step, and the shared projection of "
+    "appendix E.8, whose text has dimension and number exchanged. The projection that is learned with the network "
+    "descends the energy at the rate 0.1, the learning rate of the network. The inner steps of AP-CoMHE are not "
+    "printed and have the defaults of this library. No setting is tuned.",
 )

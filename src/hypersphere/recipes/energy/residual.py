@@ -2,72 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
+from hypersphere.recipes.architectures.imagenet import PROTOCOL
 from hypersphere.recipes.energy import settings
-from hypersphere.recipes.energy.settings import BASELINE, FIFTH, LARGE, PAPER, SMALL, TUNED, Method, method_row
+from hypersphere.recipes.energy.settings import BASELINE, FIFTH, SMALL, TUNED, energy_recipe
 from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS, SMOKE, stepwise
-from hypersphere.recipes.recipe import Claim, Metric, Outcome, Place, Recipe, Row, Tuning
+from hypersphere.recipes.recipe import Claim, Method, Metric, Outcome, Recipe, cells, table_rows
 from hypersphere.training import Experiment, Run
 
 __all__ = ["IMAGENET", "RESNET", "colour_share", "first_filters"]
 
-_METHODS: dict[str, tuple[Method, str, tuple[str, ...]]] = {
-    "Baseline": (BASELINE, "Baseline", settings.SCALES),
-    "Orthogonal": (settings.ORTHOGONAL, "Orthogonal [27]", PAPER),
-    "SRIP": (settings.SRIP, "SRIP [29]", PAPER),
-    "MHE": (settings.FULL, "MHE [31]", PAPER),
-    "HS-MHE": (settings.HALF, "HS-MHE [31]", LARGE),
-    "RP-CoMHE": (settings.RANDOM, "RP-CoMHE", settings.SCALES),
-    "AP-CoMHE": (settings.UNROLLED, "AP-CoMHE", PAPER),
+_METHODS: dict[str, Method] = {
+    "Baseline": BASELINE,
+    "Orthogonal": settings.ORTHOGONAL,
+    "SRIP": settings.SRIP,
+    "MHE": settings.FULL,
+    "HS-MHE": settings.HALF,
+    "RP-CoMHE": settings.RANDOM,
+    "AP-CoMHE": settings.UNROLLED,
 }
+_CITED = {"Orthogonal": "Orthogonal [27]", "SRIP": "SRIP [29]", "MHE": "MHE [31]", "HS-MHE": "HS-MHE [31]"}
 
-
-def _rows(column: str, at: dict[str, Any], *, small: bool) -> list[Row]:
-    return [
-        method_row(
-            f"{name}, {column}",
-            method,
-            {"error": ("T6.6", line, column)},
-            at=at,
-            baseline=None if name == "Baseline" else f"Baseline, {column}",
-            scales=scales if small else PAPER,
-        )
-        for name, (method, line, scales) in _METHODS.items()
-    ]
-
-
-RESNET = Recipe(
+RESNET = energy_recipe(
     name="energy-resnet",
     title="ResNet-32 with energy",
     reference="tables 5.5 and 6.6 of the thesis, on CIFAR-10 and CIFAR-100",
-    base=CIFAR["base"],
     scales={
         "paper": {**CIFAR["paper"], "model": "mhe_resnet32"},
         "cpu": {**SMALL, "model": {"name": "mhe_resnet32", "depths": [2, 2, 2], "widths": [12, 24, 48]}},
         "smoke": {**SMOKE, "model": {"name": "mhe_resnet32", "depths": [1, 1, 1], "widths": [4, 4, 4]}},
     },
-    rows=(
-        *_rows("CIFAR-10", {"paper": {"data": "cifar10"}}, small=True),
-        *_rows("CIFAR-100", {"paper": {"data": "cifar100"}, "cpu": FIFTH}, small=False),
+    rows=table_rows(
+        "T6.6",
+        _METHODS,
+        {"CIFAR-10": {}, "CIFAR-100": {}},
+        baseline="Baseline",
+        at={"CIFAR-10": {"paper": {"data": "cifar10"}}, "CIFAR-100": {"paper": {"data": "cifar100"}, "cpu": FIFTH}},
+        in_source=_CITED,
     ),
-    seeds=(0, 1, 2),
-    metrics=(ERROR, ENERGY, SECONDS),
+    default_rows={
+        "cpu": cells(["Baseline", "HS-MHE", "RP-CoMHE"], ["CIFAR-10"]),
+        "smoke": cells(["Baseline", "RP-CoMHE"], ["CIFAR-10"]),
+    },
     covers=("T6.6", "T5.5"),
     cost={"paper": 60_000, "cpu": 0.8, "smoke": 0.01},
-    figures=("error", "energy"),
-    tuning=Tuning({}, held_out=0.2),
     claims=(
-        Claim("Half-space MHE improves a residual network.", "HS-MHE, CIFAR-10", "Baseline, CIFAR-10", source="T5.5"),
-        Claim("CoMHE improves a residual network.", "RP-CoMHE, CIFAR-10", "Baseline, CIFAR-10", source="T6.6"),
+        Claim("Half-space MHE improves a residual network.", "HS-MHE, CIFAR-10", source="T5.5"),
+        Claim("CoMHE improves a residual network.", "RP-CoMHE, CIFAR-10"),
     ),
     note="At the scale paper: ResNet-32 with 64, 128 and 256 filters (table D.2; four times the usual width), the "
     "schedule of appendix D.1, shortcuts that pad with zeros (not stated). At the scale cpu: a residual network of 14 "
-    "layers with 12, 24 and 48 filters on a fifth of CIFAR-10 at 16×16 pixels, 15 epochs. "
-    f"{TUNED} "
-    "The rows ResNet-110 and ResNet-1001 are quoted from other papers in the source and do not run.",
+    f"layers on a fifth of CIFAR-10 at 16×16 pixels. {TUNED} The rows ResNet-110 and ResNet-1001 are quoted from other "
+    "papers in the source and do not run.",
 )
 
 
@@ -92,34 +79,8 @@ def first_filters(experiment: Experiment, run: Run) -> Outcome:
     return Outcome({"colour": 100 * colour_share(filters)}, tensors={"filters": filters})
 
 
-_ORTHONORMAL: dict[str, tuple[Method, str]] = {
-    "Baseline": (BASELINE, "baseline"),
-    "Orthogonal": (settings.ORTHOGONAL, "Orthogonal [27]"),
-    "Orthonormal": (settings.ORTHONORMAL, "Orthnormal [12]"),
-    **{name: (method, line) for name, (method, line, _) in _METHODS.items() if name not in ("Baseline", "Orthogonal")},
-}
-
-
-def _deep_rows(model: str, column: str) -> list[Row]:
-    at: dict[str, Any] = {"paper": {"model": model}}
-    is_first = column == "Res-18"
-    return [
-        Row(
-            f"{name}, {column}",
-            method.patch,
-            {"error": place},
-            at,
-            baseline=None if name == "Baseline" else f"Baseline, {column}",
-            scales=settings.SCALES if is_first and name in ("Baseline", "RP-CoMHE") else PAPER,
-        )
-        for name, (method, line) in _ORTHONORMAL.items()
-        for place in [_place(line, column)]
-    ]
-
-
-def _place(line: str, column: str) -> Place:
-    return ("T6.7", line, column)
-
+# The rows of the figure, which are the only ones at the smaller scales.
+_PICTURED = cells(["Baseline", "RP-CoMHE"], ["Res-18"])
 
 IMAGENET = Recipe(
     name="energy-imagenet",
@@ -128,8 +89,8 @@ IMAGENET = Recipe(
     base=CIFAR["base"],
     scales={
         "paper": {
-            "data": {"name": "imagenet", "size": 256, "fit": "stretch", "margin": 32},
-            "augment": [{"name": "window", "margin": 32}, {"name": "mirror"}],
+            "data": PROTOCOL["data"],
+            "augment": PROTOCOL["augment"],
             "optimizer": {"weight_decay": 1e-4},
             "batch_size": 64,
             "validation": {"every": 5},
@@ -144,20 +105,31 @@ IMAGENET = Recipe(
         },
         "smoke": {**SMOKE, "model": {"name": "resnet18", "depths": [1, 1], "widths": [4, 4], "large_stem": False}},
     },
-    rows=(*_deep_rows("resnet18", "Res-18"), *_deep_rows("resnet34", "Res-34"), *_deep_rows("resnet50", "Res-50")),
+    rows=table_rows(
+        "T6.7",
+        {
+            line: _METHODS.get(line, settings.ORTHONORMAL).patch
+            for line in ("Baseline", "Orthogonal", "Orthonormal", "SRIP", "MHE", "HS-MHE", "RP-CoMHE", "AP-CoMHE")
+        },
+        {f"Res-{depth}": {} for depth in (18, 34, 50)},
+        baseline="Baseline",
+        at={f"Res-{depth}": {"paper": {"model": f"resnet{depth}"}} for depth in (18, 34, 50)},
+        in_source={**_CITED, "Baseline": "baseline", "Orthonormal": "Orthnormal [12]"},
+    ),
+    default_rows={"cpu": _PICTURED, "smoke": _PICTURED},
     seeds=(0, 1, 2),
     metrics=(ERROR, ENERGY, Metric("colour", "colour of filters %", ".1f", False), SECONDS),
     covers=("T6.7", "T5.6", "F6.3"),
     cost={"paper": 2_000_000, "cpu": 0.1, "smoke": 0.01},
     measure=first_filters,
     claims=(
-        Claim("CoMHE improves a residual network.", "RP-CoMHE, Res-18", "Baseline, Res-18", source="T6.7"),
-        Claim("Filters are less coloured with CoMHE.", "RP-CoMHE, Res-18", "Baseline, Res-18", "colour", source="F6.3"),
+        Claim("CoMHE improves a residual network.", "RP-CoMHE, Res-18"),
+        Claim("Filters are less coloured with CoMHE.", "RP-CoMHE, Res-18", metric="colour", source="F6.3"),
     ),
     note="At the scale paper: images resized to 256×256 pixels, random windows of 224×224 pixels and mirroring, the "
     "central window for validation, top-1 error (appendix B.2, which the source refers to); the schedule of table 5.6. "
     "Table 6.7 contains table 5.6. At the scale cpu, as a stand-in for the picture of the filters: a residual network "
-    "of ten layers with the 7×7 stem on a fifth of CIFAR-10 at 32×32 pixels, 15 epochs. Colour is the share of the "
-    "energy of the filters of the first layer that differs between channels. The source does not say which network and "
-    "which CoMHE its figure shows. No setting is tuned.",
+    "of ten layers with the 7×7 stem on a fifth of CIFAR-10 at 32×32 pixels. Colour is the share of the energy of the "
+    "filters of the first layer that differs between channels. The source does not say which network and which CoMHE "
+    "its figure shows. No setting is tuned.",
 )

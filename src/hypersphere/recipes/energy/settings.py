@@ -6,43 +6,13 @@ such weight, tries two learning rates instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from hypersphere.recipes.protocols import CIFAR, SMOKE
-from hypersphere.recipes.recipe import SCALES, Grid, Patch, Place, Row
-from hypersphere.training.config import merge
+from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS, SMOKE
+from hypersphere.recipes.recipe import Grid, Method, Recipe, Tuning
 
-__all__ = [
-    "ADVERSARIAL",
-    "ALTERNATING",
-    "BASELINE",
-    "FIFTH",
-    "FULL",
-    "FULL_ANGULAR",
-    "GROUP",
-    "HALF",
-    "HALF_ANGULAR",
-    "LARGE",
-    "ORTHOGONAL",
-    "ORTHONORMAL",
-    "PAPER",
-    "RANDOM",
-    "RANDOM_MAX",
-    "SCALES",
-    "SMALL",
-    "SRIP",
-    "TUNED",
-    "UNROLLED",
-    "Method",
-    "cifar_scales",
-    "method_row",
-    "projected",
-]
-
-PAPER = ("paper",)  # rows of a large table that run at full size only
-LARGE = ("paper", "cpu")
 SMALL: dict[str, Any] = {
     # A fifth of CIFAR-10 at half its resolution, mirrored but not shifted. A network with 16, 32 and 64 filters then
     # learns nearly all training images, its test error stops falling, and regularisers can make a difference.
@@ -57,34 +27,24 @@ TUNED = (
     "Each row tries two weight decays, with two weights of its regulariser or, without one, with two learning rates; "
     "the best of these four on a fifth of the training images is used."
 )
+TUNING = Tuning({}, held_out=0.2)  # every row has a grid
 FIFTH: dict[str, Any] = {"data": {"name": "cifar100_fifth", "pool": 2}}
-
-
-@dataclass(frozen=True)
-class Method:
-    """A method as settings.
-
-    Attributes:
-        patch: its settings, for a regulariser with the weight of the source.
-        grid: the settings that are tried in small networks.
-        paper: further settings at the scale of the source.
-    """
-
-    patch: Patch = field(default_factory=dict)
-    grid: Grid = field(default_factory=dict)
-    paper: Patch = field(default_factory=dict)
-
-
-DECAYS: Grid = {"optimizer.weight_decay": (5e-4, 2e-3)}
+_DECAYS: Grid = {"optimizer.weight_decay": (5e-4, 2e-3)}
 
 
 def _energy(name: str, weights: Sequence[float], **options: Any) -> Method:
-    return Method({"regularizers": [{"name": name, **options}]}, {**DECAYS, "regularizers.0.hidden": weights})
+    return Method({"regularizers": [{"name": name, **options}]}, {**_DECAYS, "regularizers.0.hidden": weights})
 
 
 def _penalty(name: str, weight: float, weights: Sequence[float]) -> Method:
-    grid = {**DECAYS, "regularizers.0.weight": weights}
+    grid = {**_DECAYS, "regularizers.0.weight": weights}
     return Method({"regularizers": [{"name": name, "weight": weight}]}, grid)
+
+
+def with_options(method: Method, **options: Any) -> Method:
+    """Return a method whose only regulariser has other options."""
+    (regularizer,) = method.patch["regularizers"]
+    return Method({"regularizers": [{**regularizer, **options}]}, method.grid)
 
 
 def projected(name: str, **options: Any) -> Method:
@@ -92,7 +52,7 @@ def projected(name: str, **options: Any) -> Method:
     return _energy("comhe", (1.0, 10.0), hidden=1.0, projection={"name": name, **options})
 
 
-BASELINE = Method(grid={**DECAYS, "optimizer.lr": (0.1, 0.03)})
+BASELINE = Method(grid={**_DECAYS, "optimizer.lr": (0.1, 0.03)})
 ORTHOGONAL = _penalty("orthogonal", 1e-5, (1e-3, 1e-2))
 ORTHONORMAL = _penalty("orthonormal", 1e-5, (1e-3, 1e-2))
 SRIP = _penalty("srip", 1e-3, (1e-2, 1e-1))
@@ -109,25 +69,6 @@ ADVERSARIAL = projected("adversarial")
 GROUP = projected("group")
 
 
-def method_row(
-    name: str,
-    method: Method,
-    printed: Mapping[str, Place | float] | None = None,
-    *,
-    patch: Patch | None = None,
-    at: Mapping[str, Patch] | None = None,
-    baseline: str | None = None,
-    grid: Grid | None = None,
-    scales: tuple[str, ...] = SCALES,
-) -> Row:
-    """Return the row of a method, with settings that other rows share: `patch` everywhere, `at` by scale."""
-    by_scale = {scale: merge(of_scale) for scale, of_scale in (at or {}).items()}
-    if method.paper:
-        by_scale["paper"] = merge(by_scale.get("paper", {}), method.paper)
-    settings, tried = merge(patch or {}, method.patch), method.grid if grid is None else grid
-    return Row(name, settings, printed or {}, by_scale, grid=tried, baseline=baseline, scales=scales)
-
-
 def cifar_scales(model: str, **options: Any) -> dict[str, dict[str, Any]]:
     """Return the scales of a network on CIFAR: at full width on CIFAR-100, at a quarter of it, and tiny on digits."""
     return {
@@ -135,3 +76,15 @@ def cifar_scales(model: str, **options: Any) -> dict[str, dict[str, Any]]:
         "cpu": {**SMALL, "model": {"name": model, "widths": [16, 32, 64], "feature_dim": 64, **options}},
         "smoke": {**SMOKE, "model": {"name": model, "widths": [4, 4, 4], "feature_dim": 8, **options}},
     }
+
+
+# What most recipes of CNNs share.
+energy_recipe = partial(
+    Recipe,
+    base=CIFAR["base"],
+    scales=cifar_scales("mhe_cnn9"),
+    seeds=(0, 1, 2),
+    metrics=(ERROR, ENERGY, SECONDS),
+    figures=("error", "energy"),
+    tuning=TUNING,
+)

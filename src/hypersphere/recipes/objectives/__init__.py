@@ -4,15 +4,13 @@ The face experiments of chapter 5 and appendix D are here too, because they shar
 """
 
 from hypersphere.recipes.objectives import (
+    angles,
     classification,
     faces,
     features,
-    functions,
     growing_head,
-    hardness,
     label_noise,
     open_set,
-    reconstruction,
     sphereface_plus,
 )
 from hypersphere.recipes.recipe import Recipe
@@ -21,10 +19,10 @@ __all__ = ["RECIPES"]
 
 RECIPES: tuple[Recipe, ...] = (
     features.DIGITS,
-    reconstruction.RECONSTRUCTION,
-    hardness.HARDNESS,
+    angles.RECONSTRUCTION,
+    angles.HARDNESS,
     features.MNIST,
-    functions.TARGET,
+    classification.TARGET,
     classification.MNIST,
     classification.CIFAR10,
     classification.CIFAR100,

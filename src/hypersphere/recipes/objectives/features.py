@@ -12,7 +12,7 @@ import torch
 
 from hypersphere import data, energy, evaluation, sphere
 from hypersphere.recipes.face_protocol import SOURCE_ANNEALING, a_softmax
-from hypersphere.recipes.protocols import ERROR, SMOKE, separation, sgd, stepwise
+from hypersphere.recipes.protocols import ERROR, SMOKE, picture, separation, sgd, stepwise
 from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row
 from hypersphere.training import Experiment, Run
 
@@ -28,16 +28,13 @@ _SEPARATION = Metric("separation", "min angle °", ".1f", True)
 def measure_digits(experiment: Experiment, run: Run) -> Outcome:
     """Measure the features of the test images and the class vectors."""
     features, labels = experiment.embed()
-    head: Any = experiment.head
-    vectors = head.weight.detach()
-    return Outcome(
-        {
-            "fisher": evaluation.angular_fisher_score(features, labels),
-            "separation": separation(experiment),
-            "energy": float(energy.hyperspherical_energy(vectors)),
-        },
-        tensors={"features": features, "labels": labels, "class_vectors": vectors},
-    )
+    tensors = picture(experiment, features, labels)
+    metrics = {
+        "fisher": evaluation.angular_fisher_score(features, labels),
+        "separation": separation(experiment),
+        "energy": float(energy.hyperspherical_energy(tensors["class_vectors"])),
+    }
+    return Outcome(metrics, tensors=tensors)
 
 
 # A margin of m = 4 is hard to train from the first step, so it is annealed (thesis, A.7).
@@ -74,10 +71,10 @@ DIGITS = Recipe(
     ),
     cost={"paper": 0.06, "cpu": 0.02, "smoke": 0.001},
     measure=measure_digits,
-    note="A first example, which is in no table of the sources. Trained on 1,297 digits of 8×8 pixels, tested on "
-    "500. The Fisher score is the angular Fisher score of the test features; lower is better. The smallest angle "
-    "and the energy (s = 2, mean over pairs) are those of the ten class vectors. The training loss of the last row "
-    "includes the energy. The default is one seed; --seeds 5 gives mean ± s.d. No setting is tuned.",
+    note="A first example, which is in no table of the sources. Trained on 1,297 digits of 8×8 pixels, tested on 500. "
+    "The Fisher score is the angular Fisher score of the test features; lower is better. The smallest angle and the "
+    "energy (s = 2, mean over pairs) are those of the ten class vectors. The training loss of the last row includes "
+    "the energy. The default is one seed; --seeds 5 gives mean ± s.d. No setting is tuned.",
 )
 
 
@@ -87,7 +84,6 @@ def measure_plane(experiment: Experiment, run: Run, *, pictured: int) -> Outcome
     source = experiment.data.train
     drawn = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[: max(pictured, 2)]
     train_features, train_labels = experiment.embed(data.subset(source, drawn))
-    head: Any = experiment.head
     metrics = {
         "fisher": evaluation.angular_fisher_score(features, labels),
         "fisher_train": evaluation.angular_fisher_score(train_features, train_labels),
@@ -96,7 +92,7 @@ def measure_plane(experiment: Experiment, run: Run, *, pictured: int) -> Outcome
     }
     if experiment.config.seed:
         return Outcome(metrics)
-    tensors = {"features": features[:pictured], "labels": labels[:pictured], "class_vectors": head.weight.detach()}
+    tensors = picture(experiment, features, labels, pictured)
     return Outcome(metrics, tensors={**tensors, "train_features": train_features, "train_labels": train_labels})
 
 
@@ -149,16 +145,14 @@ MNIST = Recipe(
         Claim(
             "L-Softmax with m = 4 has a lower Fisher score than softmax.",
             "L-Softmax (m=4)",
-            "Softmax",
-            "fisher",
-            "F2.2",
+            metric="fisher",
+            source="F2.2",
         ),
         Claim(
             "A-Softmax with m = 4 has a lower Fisher score than softmax.",
             "A-Softmax (m=4)",
-            "Softmax",
-            "fisher",
-            "F-A.5",
+            metric="fisher",
+            source="F-A.5",
         ),
         Claim("A larger m has a lower Fisher score.", "A-Softmax (m=4)", "A-Softmax (m=2)", "fisher", "F-A.5"),
         Claim(
@@ -170,20 +164,18 @@ MNIST = Recipe(
         ),
     ),
     note="The network of the first column of table 2.1: six 5×5 convolutions, PReLU, batch normalisation and a 2-d "
-    "feature; mean subtraction; the schedule of section 2.2.7. At the cpu scale: 20,000 digits of 14×14 pixels, 8, "
-    "16 and 32 filters, 10 epochs in batches of 128 with a one-cycle learning rate. Margins are annealed to λ = 5, "
-    "as in A.7; the thesis does not state λ for these figures, nor the network of figures 1.3, A.1, A.4 and A.5. "
-    "Ten classes share the plane, so larger margins cannot be trained without annealing. Gradients are clipped to "
-    "norm 5. Nothing is tuned: all rows use the learning rate of the thesis. Softmax is figure 1.3 and the first "
-    "panel of figures 2.2, A.1, A.4 and A.5. The pictures show 2,000 test digits and 2,000 training digits of the "
-    "first seed.",
+    "feature; the schedule of section 2.2.7. At the cpu scale: 20,000 digits of 14×14 pixels. Margins are annealed to "
+    "λ = 5, as in A.7; the thesis does not state λ for these figures, nor the network of figures 1.3, A.1, A.4 and "
+    "A.5. Ten classes share the plane, so larger margins cannot be trained without annealing. Gradients are clipped to "
+    "norm 5. Nothing is tuned: all rows use the learning rate of the thesis. Softmax is figure 1.3 and the first panel "
+    "of figures 2.2, A.1, A.4 and A.5. The pictures show 2,000 test digits and 2,000 training digits of the first "
+    "seed.",
 )
 
 
 def measure_people(experiment: Experiment, run: Run, *, bins: int) -> Outcome:
     """Measure angles of training features within and between people, and how well directions alone separate them."""
     features, labels = experiment.embed(experiment.data.train)
-    head: Any = experiment.head
     # Pairs of the first two people, as in figure 2.10.
     two = labels < 2
     angles = evaluation.class_angles(features[two], labels[two], bins=bins)
@@ -199,16 +191,8 @@ def measure_people(experiment: Experiment, run: Run, *, bins: int) -> Outcome:
     }
     if experiment.config.seed:
         return Outcome(metrics)
-    return Outcome(
-        metrics,
-        tensors={
-            "features": features,
-            "labels": labels,
-            "class_vectors": head.weight.detach(),
-            "positive_angles": angles.positive.histogram,
-            "negative_angles": angles.negative.histogram,
-        },
-    )
+    histograms = {"positive_angles": angles.positive.histogram, "negative_angles": angles.negative.histogram}
+    return Outcome(metrics, tensors={**picture(experiment, features, labels), **histograms})
 
 
 _TWO = {"data": {"at_least": 236}, "model": {"feature_dim": 2}}
@@ -277,26 +261,23 @@ FACES = Recipe(
         Claim(
             "Angles separate the features of the modified softmax better than those of softmax.",
             "two people, modified softmax",
-            "two people, softmax",
-            "by_angle",
-            "F2.7",
+            metric="by_angle",
         ),
         Claim(
             "A-Softmax widens the angle between two people.",
             "two people, A-Softmax (m=4)",
             "two people, modified softmax",
             "negative",
-            "F2.7",
         ),
-        Claim("A larger m lowers the overlap of angles.", "six people, m=4", "six people, m=1", "overlap", "F2.10"),
-        Claim("A larger m lowers the Fisher score.", "six people, m=4", "six people, m=1", "fisher", "F2.10"),
+        Claim("A larger m lowers the overlap of angles.", "six people, m=4", metric="overlap", source="F2.10"),
+        Claim("A larger m lowers the Fisher score.", "six people, m=4", metric="fisher", source="F2.10"),
     ),
     note="The people with most photographs in LFW, two with 236 or more and six with 77 or more, because those of "
-    "CASIA-WebFace are not named; a fifth of their photographs is held out for the accuracy. Angles and pictures "
-    "are those of training photographs, pairs those of the first two people, as in the thesis. Network, m of figure "
-    "2.7, schedule and λ are not stated: SphereFace-20 for 100 epochs at the paper scale; four convolutions of 16 "
-    "to 64 filters with batch normalisation for 30 epochs at the cpu scale, on faces of 48×56 grey pixels; λ falls "
-    "to 5. Nothing is tuned: the rows share one learning rate, and the figure shows shapes.",
+    "CASIA-WebFace are not named; a fifth of their photographs is held out for the accuracy. Angles and pictures are "
+    "those of training photographs, pairs those of the first two people, as in the thesis. Network, m of figure 2.7, "
+    "schedule and λ are not stated: SphereFace-20 for 100 epochs at the paper scale; four convolutions with batch "
+    "normalisation at the cpu scale, on faces of 48×56 grey pixels; λ falls to 5. Nothing is tuned: the rows share one "
+    "learning rate, and the figure shows shapes.",
 )
 
 
@@ -367,11 +348,7 @@ CLASS_VECTORS = Recipe(
             "model": {"name": "lsoftmax_cnn10", "depth": [1, 1, 1], "widths": [4, 4, 4], "feature_dim": 8},
         },
     },
-    rows=(
-        Row("MNIST"),
-        Row("MNIST, rising class sizes", {"data": {"rising": True}}),
-        Row("faces", at=_FACE_DATA),
-    ),
+    rows=(Row("MNIST"), Row("MNIST, rising class sizes", {"data": {"rising": True}}), Row("faces", at=_FACE_DATA)),
     seeds=(0, 1, 2, 3, 4),
     metrics=(
         ERROR,
@@ -384,9 +361,8 @@ CLASS_VECTORS = Recipe(
     covers=("F-A.2", "F-A.3"),
     cost={"paper": 500, "cpu": 0.15, "smoke": 0.005},
     measure=measure_vectors,
-    note="Softmax with biases. The classes of MNIST differ little in size (5,400 to 6,700), so a second row keeps "
-    "the fraction (i+1)/10 of digit i. Faces: CASIA-WebFace at the paper scale, with a twentieth of the photographs "
-    "held out; at the cpu scale the people of LFW with at least 5 photographs, one of each held out. The thesis "
-    "prints no network, schedule or coefficient for figure A.2. Nothing is tuned, because one method is described, "
-    "not compared.",
+    note="Softmax with biases. The classes of MNIST differ little in size (5,400 to 6,700), so a second row keeps the "
+    "fraction (i+1)/10 of digit i. Faces: CASIA-WebFace at the paper scale, with a twentieth of the photographs held "
+    "out; at the cpu scale the people of LFW with at least 5 photographs, one of each held out. The thesis prints no "
+    "network, schedule or coefficient for figure A.2. Nothing is tuned, because one method is described, not compared.",
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import data, evaluation, sphere
-from hypersphere.recipes.protocols import sgd, stepwise
+from hypersphere.recipes.protocols import load_data, sgd, stepwise
 from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row
 from hypersphere.training import Config, Experiment, Trainer, build_experiment, predict
 
@@ -92,8 +92,7 @@ class _Parts:
 def _divide(seed: int, described: str, data_root: Path | None) -> _Parts:
     """Read a task and choose its new classes at random."""
     task, new_classes, held_out = json.loads(described)
-    options = {key: value for key, value in task.items() if key != "name"}
-    split = data.DATA[task["name"]](data_root, **options)
+    split = load_data(task, data_root)
     order = torch.randperm(len(split.classes), generator=torch.Generator().manual_seed(seed)).tolist()
     new, old = sorted(order[:new_classes]), sorted(order[new_classes:])
     names = [split.classes[label] for label in (*old, *new)]
@@ -176,18 +175,17 @@ _ROWS: dict[str, dict[str, Any]] = {
     "all classes from the start": {"vectors": "learned"},
 }
 _BASE = {"vectors": "features", "trained": "nothing", "samples": "all", "rates": [], "training": _TRAINING}
+_CLASSES = {"new_classes": 50, "held_out": 0.125}
 
 GROWING_HEAD = Recipe(
     name="growing-head",
     title="Classes that are added to a trained head",
     reference="beyond the sources: the method `grow` of heads",
-    base={"measure": _BASE},
+    base={"measure": {**_BASE, **_CLASSES}},
     scales={
         "paper": {
             "measure": {
                 "task": {"name": "omniglot", "split": "sample", "size": 56, "held_out": 4},
-                "new_classes": 50,
-                "held_out": 0.125,
                 "training": {
                     "model": {"name": "embedding_cnn", "widths": [64, 128, 256], "feature_dim": 512},
                     **stepwise(28_000, [16_000, 24_000]),
@@ -198,8 +196,6 @@ GROWING_HEAD = Recipe(
         "cpu": {
             "measure": {
                 "task": {"name": "omniglot", "split": "sample", "size": 16, "held_out": 4, "characters": 320},
-                "new_classes": 50,
-                "held_out": 0.125,
                 "training": {
                     "model": {"name": "embedding_cnn", "widths": [16, 32, 64], "feature_dim": 64},
                     "epochs": 20,
@@ -212,10 +208,7 @@ GROWING_HEAD = Recipe(
                 "task": {"name": "generated", "classes": 8, "per_class": 12},
                 "new_classes": 2,
                 "held_out": 0.25,
-                "training": {
-                    "model": {"name": "embedding_cnn", "widths": [4, 4], "feature_dim": 8},
-                    "epochs": 1,
-                },
+                "training": {"model": {"name": "embedding_cnn", "widths": [4, 4], "feature_dim": 8}, "epochs": 1},
                 "steps": 2,
             }
         },
@@ -249,8 +242,7 @@ GROWING_HEAD = Recipe(
         Claim(
             "Training the head further recognises both kinds of classes better than vectors from features alone.",
             "features, head trained",
-            "features, not trained",
-            "mean",
+            metric="mean",
         ),
         Claim(
             "Training everything further recognises both kinds of classes better than training the head.",
@@ -262,7 +254,6 @@ GROWING_HEAD = Recipe(
             "Without further training, old classes are recognised better than after training on new ones alone.",
             "features, not trained",
             "features, all trained on new classes",
-            "old",
         ),
         Claim(
             "A head with all classes from the start recognises new classes better than a grown one.",
@@ -271,19 +262,18 @@ GROWING_HEAD = Recipe(
             "new",
         ),
     ),
-    note="A network with an ArcFace head (s = 30, m = 0.1) is trained on all but 50 characters of Omniglot, chosen "
-    "by the seed. Then `grow` adds the 50, with the mean directions of their training features or with random "
-    "vectors, and the head or everything is trained for 100 more steps, on the drawings of all characters or of the "
-    "new ones. Accuracies are those among all characters. Rank-1: the nearest mean training feature, which shows the "
-    "embedding without the head; for rows that train nothing or the head, it is that of the unchanged embedding. At "
-    "the scale cpu: 320 characters at 16×16 pixels, 20 drawings each, of which 4 are for testing, 2 choose the rate "
-    "and 14 are for training; three stages of 16, 32 and 64 channels, 20 epochs. Every row that trains further tries "
-    "two learning rates and keeps the one with the higher mean accuracy of old and new characters on the drawings "
-    "that choose the rate; those drawings are never trained on. The first training has the same settings in all rows "
-    "and is not tuned. The row with all classes from the start has the same epochs and no further steps; it is not "
-    "tuned either. m = 0.3 was the first plan. It was dropped because the first training failed with seed 0 (0.7 % "
-    "of old characters, after 85.7 % with seed 100); with m = 0.1 these are 71 % and 74 %, on the drawings that "
-    "choose the rate. To measure the cost, one row (features, all trained) was run on the test data with seed 0 and "
-    "m = 0.3. The rates were not tried with m = 0.1 before. The first training is shared by the rows of a process. "
-    "The scale paper has 964 characters at 56×56 pixels and runs on the CPU.",
+    note="A network with an ArcFace head (s = 30, m = 0.1) is trained on all but 50 characters of Omniglot, chosen by "
+    "the seed. Then `grow` adds the 50, with the mean directions of their training features or with random vectors, "
+    "and the head or everything is trained for 100 more steps, on the drawings of all characters or of the new ones. "
+    "Accuracies are those among all characters. Rank-1: the nearest mean training feature, which shows the embedding "
+    "without the head; for rows that train nothing or the head, it is that of the unchanged embedding. At the scale "
+    "cpu: 320 characters at 16×16 pixels, 20 drawings each, of which 4 are for testing, 2 choose the rate and 14 are "
+    "for training. Every row that trains further tries two learning rates and keeps the one with the higher mean "
+    "accuracy of old and new characters on the drawings that choose the rate; those drawings are never trained on. The "
+    "first training has the same settings in all rows and is not tuned. The row with all classes from the start has "
+    "the same epochs and no further steps; it is not tuned either. m = 0.3 was the first plan. It was dropped because "
+    "the first training failed with seed 0 (0.7 % of old characters, after 85.7 % with seed 100); with m = 0.1 these "
+    "are 71 % and 74 %, on the drawings that choose the rate. To measure the cost, one row (features, all trained) was "
+    "run on the test data with seed 0 and m = 0.3. The rates were not tried with m = 0.1 before. The first training is "
+    "shared by the rows of a process. The scale paper has 964 characters at 56×56 pixels and runs on the CPU.",
 )

@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypersphere.recipes.face_protocol import (
-    ACCURACY,
-    AXES,
-    FACES,
-    FISHER,
-    RANK1,
-    SEEDED,
-    SEPARATION,
-    TAR,
-    a_softmax,
-    cpu_network,
-    measure_faces,
-    smoke_network,
-)
-from hypersphere.recipes.recipe import Claim, Recipe, Row, Tuning
+from hypersphere.recipes import face_protocol as protocol
+from hypersphere.recipes.recipe import Claim, Grid, Row, Tuning, cells
 
 __all__ = ["PLUS", "TRAINING_SETS"]
 
@@ -59,118 +46,95 @@ _NOTE = (
 )
 
 
-def _pair(m: int, layers: int, source: str) -> list[Row]:
-    """Return the rows of SphereFace and SphereFace+ for a margin and a depth."""
+_KINDS = ("SphereFace", "SphereFace+")
+_SMOKE = {"head": {"energy_start": 1}}
+
+
+def _pair(
+    names: tuple[str, str],
+    m: int,
+    places: dict[str, dict[str, Any]],
+    at: dict[str, Any],
+    start: int,
+    grid: Grid | None = None,
+) -> list[Row]:
+    """Return the rows of SphereFace and SphereFace+, whose energy is added after `start` steps at the cpu scale."""
+    plain, plus = names
+    released = {"head": {"energy_weight": 5.3 if m == 1 else 10.0, "energy_start": _FIRST}}
+    head = protocol.a_softmax(m, energy_weight=1.0, energy_start=start)
+    by_scale = {**at, "paper": {**at["paper"], **released}, "smoke": _SMOKE}
+    return [
+        Row(plain, {"head": protocol.a_softmax(m)}, places["SphereFace"], at),
+        Row(plus, {"head": head}, places["SphereFace+"], by_scale, grid, plain),
+    ]
+
+
+def _margin_rows(m: int, layers: int, source: str) -> list[Row]:
+    """Return the rows for a margin and a depth."""
     column = f"m_SF={m}"
-    printed: dict[str, dict[str, Any]] = {
+    places: dict[str, dict[str, Any]] = {
         kind: {"accuracy": (source, column, f"LFW {kind}"), "rank1": (source, column, f"MegaFace {kind}")}
-        for kind in ("SphereFace", "SphereFace+")
+        | ({"tar": ("T-D.7", column, kind)} if layers == 20 else {})
+        for kind in _KINDS
     }
-    if layers == 20:
-        for kind, numbers in printed.items():
-            numbers["tar"] = ("T-D.7", column, kind)
-    model = {"model": f"sphereface{layers}"}
-    # Two margins, and the shallower network, at the smaller scales.
-    scales = ("paper", "cpu", "smoke") if layers == 20 and m in (1, 4) else ("paper",)
-    weight = 5.3 if m == 1 else 10.0
-    plain = Row(
-        f"SphereFace, m={m}, {layers} layers",
-        {"head": a_softmax(m)},
-        printed["SphereFace"],
-        {"paper": model},
-        scales=scales,
-    )
-    energy = Row(
-        f"SphereFace+, m={m}, {layers} layers",
-        {"head": a_softmax(m, energy_weight=1.0, energy_start=_CPU_FIRST)},
-        printed["SphereFace+"],
-        {
-            "paper": {**model, "head": {"energy_weight": weight, "energy_start": _FIRST}},
-            "smoke": {"head": {"energy_start": 1}},
-        },
-        grid={"optimizer.lr": [0.1, 0.2], "head.energy_weight": [0.1, 1.0, 10.0]},
-        baseline=plain.name,
-        scales=scales,
-    )
-    return [plain, energy]
+    names = f"SphereFace, m={m}, {layers} layers", f"SphereFace+, m={m}, {layers} layers"
+    grid = {"optimizer.lr": [0.1, 0.2], "head.energy_weight": [0.1, 1.0, 10.0]}
+    return _pair(names, m, places, {"paper": {"model": f"sphereface{layers}"}}, _CPU_FIRST, grid)
 
 
-def _claims(m: int) -> tuple[Claim, ...]:
-    names = f"SphereFace+, m={m}, 20 layers", f"SphereFace, m={m}, 20 layers"
-    return (
-        Claim(f"With m = {m}, SphereFace+ verifies better than SphereFace.", *names, "accuracy", "T5.8"),
-        Claim(f"With m = {m}, SphereFace+ identifies better than SphereFace.", *names, "rank1", "T5.8"),
-        Claim(f"With m = {m}, SphereFace+ has the higher true accept rate.", *names, "tar", "T-D.7"),
-    )
-
-
-PLUS = Recipe(
+# Two margins, and the shallower network, at the smaller scales.
+_SMALL = cells(_KINDS, ["m=1, 20 layers", "m=4, 20 layers"])
+PLUS = protocol.face_recipe(
     name="sphereface-plus",
     title="SphereFace and SphereFace+ with margins of 1 to 4",
     reference="tables 5.8, 5.9 and D.7 and figures D.5 and D.6 of the thesis",
-    base=FACES["base"],
     scales={
-        "paper": {**FACES["paper"], **_STAGES, "model": "sphereface20"},
-        "cpu": {**FACES["cpu"], **_CPU_STAGES, "model": cpu_network([0, 0, 0, 0])},
-        "smoke": {**FACES["smoke"], "model": smoke_network([0, 1, 0, 0]), "epochs": 2},
+        "paper": {**protocol.FACES["paper"], **_STAGES, "model": "sphereface20"},
+        "cpu": {**protocol.FACES["cpu"], **_CPU_STAGES, "model": protocol.cpu_network([0, 0, 0, 0])},
+        "smoke": {**protocol.FACES["smoke"], "model": protocol.smoke_network([0, 1, 0, 0]), "epochs": 2},
     },
     rows=tuple(
-        row for layers, source in ((20, "T5.8"), (64, "T5.9")) for m in (1, 2, 3, 4) for row in _pair(m, layers, source)
+        row
+        for layers, source in ((20, "T5.8"), (64, "T5.9"))
+        for m in (1, 2, 3, 4)
+        for row in _margin_rows(m, layers, source)
     ),
-    seeds=tuple(range(1, 6)),
-    metrics=(ACCURACY, RANK1, TAR, FISHER, SEPARATION),
+    default_rows={"cpu": _SMALL, "smoke": _SMALL},
+    metrics=(protocol.ACCURACY, protocol.RANK1, protocol.TAR, protocol.FISHER, protocol.SEPARATION),
     covers=("T5.8", "T5.9", "T-D.7", "F-D.5", "F-D.6"),
     cost={"paper": 60000, "cpu": 0.9, "smoke": 0.01},
     figures=("rank1_by_distractors", "rank10_by_distractors", "roc", "roc_few"),
-    measure=measure_faces,
-    seeded=SEEDED,
     tuning=Tuning({"optimizer.lr": [0.03, 0.05, 0.1, 0.15, 0.2, 0.4]}, metric="accuracy", seeds=(0,)),
-    claims=(*_claims(1), *_claims(4)),
-    axes=AXES,
-    note=f"{_NOTE} The cpu scale has m = 1 and m = 4 and SphereFace-4 with 16 to 64 filters and batch normalisation. "
-    "Figure D.6 has curves with a million and with 10,000 distractors; at the cpu scale the second has a hundredth of "
-    "the first. Table 5.9 disagrees with table 2.8 for m = 1 and m = 2.",
+    claims=tuple(
+        Claim(f"With m = {m}, SphereFace+ {text}.", f"SphereFace+, m={m}, 20 layers", metric=metric, source=source)
+        for m in (1, 4)
+        for text, metric, source in (
+            ("verifies better than SphereFace", "accuracy", "T5.8"),
+            ("identifies better than SphereFace", "rank1", "T5.8"),
+            ("has the higher true accept rate", "tar", "T-D.7"),
+        )
+    ),
+    note=f"{_NOTE} Figure D.6 has curves with a million and with 10,000 distractors; at the cpu scale the second has a "
+    "hundredth of the first. Table 5.9 disagrees with table 2.8 for m = 1 and m = 2.",
 )
 
 
 def _set_rows(name: str, training: str, at_least: int, per_epoch: int) -> list[Row]:
     """Return the rows of a training set, in which an epoch has about `per_epoch` steps at the cpu scale."""
-    places = {
-        kind: {
-            "accuracy": ("T-D.8", f"{name} {kind}", "LFW (%)"),
-            "rank1": ("T-D.8", f"{name} {kind}", "MegaFace (%)"),
-        }
-        for kind in ("SphereFace", "SphereFace+")
+    rows = {kind: f"{name} {kind}" for kind in _KINDS}
+    places: dict[str, dict[str, Any]] = {
+        kind: {"accuracy": ("T-D.8", row, "LFW (%)"), "rank1": ("T-D.8", row, "MegaFace (%)")}
+        for kind, row in rows.items()
     }
-    data: dict[str, dict[str, Any]] = {
-        "paper": {"data": {"name": training, "validation": "lfw"}},
-        "cpu": {"data": {"at_least": at_least}},
-    }
-    plain = Row(
-        f"{name} SphereFace",
-        {"head": a_softmax(4)},
-        places["SphereFace"],
-        data,
-    )
-    energy = Row(
-        f"{name} SphereFace+",
-        {"head": a_softmax(4, energy_weight=1.0, energy_start=10 * per_epoch)},  # with the second stage
-        places["SphereFace+"],
-        {
-            **data,
-            "paper": {**data["paper"], "head": {"energy_weight": 10.0, "energy_start": _FIRST}},
-            "smoke": {"head": {"energy_start": 1}},
-        },
-        baseline=plain.name,
-    )
-    return [plain, energy]
+    at = {"paper": {"data": {"name": training, "validation": "lfw"}}, "cpu": {"data": {"at_least": at_least}}}
+    # Energy is added with the second stage, after 10 epochs.
+    return _pair((rows["SphereFace"], rows["SphereFace+"]), 4, places, at, 10 * per_epoch)
 
 
-TRAINING_SETS = Recipe(
+TRAINING_SETS = protocol.face_recipe(
     name="sphereface-plus-data",
     title="SphereFace+ with three training sets",
     reference="table D.8 of the thesis",
-    base=FACES["base"],
     scales=PLUS.scales,
     rows=(
         *_set_rows("IMDb-Face", "imdb_face", 6, 77),
@@ -178,24 +142,15 @@ TRAINING_SETS = Recipe(
         *_set_rows("CASIA-WebFace", "casia_webface", 10, 62),
     ),
     seeds=(1, 2, 3),
-    metrics=(ACCURACY, RANK1, TAR, FISHER),
+    metrics=(protocol.ACCURACY, protocol.RANK1, protocol.TAR, protocol.FISHER),
     covers=("T-D.8",),
     cost={"paper": 30000, "cpu": 0.4, "smoke": 0.01},
-    measure=measure_faces,
-    seeded=SEEDED,
     claims=tuple(
-        Claim(
-            f"SphereFace+ verifies better than SphereFace ({name}).",
-            f"{name} SphereFace+",
-            f"{name} SphereFace",
-            "accuracy",
-            "T-D.8",
-        )
+        Claim(f"SphereFace+ verifies better than SphereFace ({name}).", f"{name} SphereFace+")
         for name in ("IMDb-Face", "MS-Celeb", "CASIA-WebFace")
     ),
-    axes=AXES,
     note=f"{_NOTE} Three parts of LFW of decreasing size stand for MS-Celeb, IMDb-Face and CASIA-WebFace at the cpu "
     "scale: people with at least 3, 6 and 10 photographs, with the learning rate 0.1 and the weight 1 in all rows; "
-    "nothing is tuned, because recipe sphereface-plus tunes both on the same data. The thesis does not state m "
-    "here; the numbers for CASIA-WebFace are those of m = 4, apart from 99.27 for 99.26.",
+    "nothing is tuned, because recipe sphereface-plus tunes both on the same data. The thesis does not state m here; "
+    "the numbers for CASIA-WebFace are those of m = 4, apart from 99.27 for 99.26.",
 )

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from hypersphere import rotation
 from hypersphere.recipes.architectures.imagenet import PROTOCOL, measure_top5
-from hypersphere.recipes.protocols import ERROR, SMOKE, separation, sgd, stepwise
-from hypersphere.recipes.recipe import Claim, Grid, Metric, Outcome, Place, Recipe, Row, Tuning
-from hypersphere.recipes.rotation.settings import LARGE
+from hypersphere.recipes.protocols import ERROR, SMOKE, picture, separation, sgd, stepwise
+from hypersphere.recipes.recipe import Claim, Grid, Method, Metric, Outcome, Recipe, Row, Tuning, table_rows
 from hypersphere.training import Experiment, Run
 
 __all__ = ["DIGITS", "FACES", "MANY_CLASSES", "measure_digits", "measure_head"]
 
 _HEAD_NUMBERS = Metric("head_parameters", "trainable parameters of the classifier", ".0f", None)
 # Unit class vectors, so that their norms, which a rotation cannot change, do not prefer any class.
-_CLASSES: dict[str, Any] = {
-    "rotation": {"name": "cayley", "hidden": False, "output": True, "normalize": True},
-}
+_CLASSES: dict[str, Any] = {"rotation": {"name": "cayley", "hidden": False, "output": True, "normalize": True}}
 # Learning rates of all parameters, or of the rotation only.
 _RATES: Grid = {"optimizer.lr": (0.1, 0.3)}
 _ROTATION_RATES: Grid = {"optimizer.rotation_lr": (0.1, 1.0)}
@@ -45,31 +40,18 @@ def _measure_errors(experiment: Experiment, run: Run) -> Outcome:
     return Outcome({**top5.metrics, **_head_numbers(experiment)}, top5.curves)
 
 
-def _rows(metric: str, columns: dict[str, tuple[dict[str, Any], Place, Place]], *, decay: bool) -> tuple[Row, ...]:
-    """Return an oracle and a row with rotated class vectors for each network."""
-    rows = []
-    for title, (at, oracle, rotated) in columns.items():
-        rows.append(Row(f"Oracle, {title}", printed={metric: oracle}, at=at, grid=_RATES))
-        paper = {"rotation": {"spread": 1.0}, **({"optimizer": {"rotation_decay": 5e-4}} if decay else {})}
-        by_scale = {**at, "paper": {**at.get("paper", {}), **paper}}
-        rows.append(
-            Row(
-                f"CLS-OPT, {title}",
-                _CLASSES,
-                {metric: rotated},
-                by_scale,
-                grid=_ROTATION_RATES,
-                baseline=f"Oracle, {title}",
-            )
-        )
-    return tuple(rows)
+# An oracle, whose class vectors are trained, and class vectors that are only rotated.
+_LINES = {
+    "Oracle": Method(grid=_RATES),
+    "CLS-OPT": Method(_CLASSES, _ROTATION_RATES, {"rotation": {"spread": 1.0}, "optimizer": {"rotation_decay": 5e-4}}),
+}
 
 
 # --- a thousand classes (table 12)
 
 MANY_CLASSES = Recipe(
     name="cls-opt",
-    title="A thousand class vectors that only turn",
+    title="A thousand class vectors trained by rotation only",
     reference="table 12 of the OPT paper, ResNet-18A and ResNet-18B on ImageNet",
     base={"optimizer": sgd(0.1), "batch_size": 128},
     scales={
@@ -91,25 +73,21 @@ MANY_CLASSES = Recipe(
             "epochs": 1,
         },
     },
-    rows=_rows(
-        "top5_error",
-        {
-            "ResNet-18A": (
-                {
-                    "paper": {"model": {"widths": [64, 128, 128, 128]}},
-                    "cpu": {"model": {"feature_dim": 32}},
-                    "smoke": {"model": {"feature_dim": 4}},
-                },
-                ("O-T12", "Oracle", "ResNet-18A Error"),
-                ("O-T12", "CLS-OPT", "ResNet-18A Error"),
-            ),
-            "ResNet-18B": (
-                {"cpu": {"model": {"feature_dim": 128}}, "smoke": {"model": {"feature_dim": 8}}},
-                ("O-T12", "Oracle", "ResNet-18B Error"),
-                ("O-T12", "CLS-OPT", "ResNet-18B Error"),
-            ),
+    rows=table_rows(
+        "O-T12",
+        _LINES,
+        {"ResNet-18A": {}, "ResNet-18B": {}},
+        metric="top5_error",
+        baseline="Oracle",
+        at={
+            "ResNet-18A": {
+                "paper": {"model": {"widths": [64, 128, 128, 128]}},
+                "cpu": {"model": {"feature_dim": 32}},
+                "smoke": {"model": {"feature_dim": 4}},
+            },
+            "ResNet-18B": {"cpu": {"model": {"feature_dim": 128}}, "smoke": {"model": {"feature_dim": 8}}},
         },
-        decay=True,
+        in_source={"ResNet-18A": "ResNet-18A Error", "ResNet-18B": "ResNet-18B Error"},
     ),
     seeds=(0, 1, 2),
     metrics=(Metric("top5_error", "top-5 error %", ".2f", False), ERROR, _HEAD_NUMBERS),
@@ -123,31 +101,21 @@ MANY_CLASSES = Recipe(
             "With few dimensions, trained class vectors are better than rotated ones.",
             "Oracle, ResNet-18A",
             "CLS-OPT, ResNet-18A",
-            "top5_error",
-            "O-T12",
         ),
-        Claim(
-            "With many dimensions, rotated class vectors are better than trained ones.",
-            "CLS-OPT, ResNet-18B",
-            "Oracle, ResNet-18B",
-            "top5_error",
-            "O-T12",
-        ),
+        Claim("With many dimensions, rotated class vectors are better than trained ones.", "CLS-OPT, ResNet-18B"),
     ),
-    note=f"{_UNSTATED} At the scale paper: 700,000 steps of 128 images; the learning rate is divided by ten after 40, "
-    "67 and 85 % of them (the source: when saturated). ResNet-18A has 64, 128, 128 and 128 filters. Images are resized "
-    "to 256×256, random windows of 224×224 pixels. The source prints 64.0K trainable parameters for the oracle of "
-    "ResNet-18A; 128 dimensions and 1,000 classes are 128K. At the scale cpu: 964 characters of Omniglot, 16 drawings "
-    "of each for training and 4 for testing, a CNN with 16, 32 and 32 filters, 6 epochs; ResNet-18A stands for 32-d "
-    "features and ResNet-18B for 128-d ones. Two learning rates of all parameters, or of the rotation only, are tried "
-    "on a fifth of the training drawings.",
+    note=f"{_UNSTATED} At the scale paper the learning rate is divided by ten after 40, 67 and 85 % of them (the "
+    "source: when saturated). The source prints 64.0K trainable parameters for the oracle of ResNet-18A; 128 "
+    "dimensions and 1,000 classes are 128K. At the scale cpu: 964 characters of Omniglot, 16 drawings of each for "
+    "training and 4 for testing; ResNet-18A stands for 32-d features and ResNet-18B for 128-d ones. Two learning rates "
+    "of all parameters, or of the rotation only, are tried on a fifth of the training drawings.",
 )
 
 # --- faces (table 13)
 
 FACES = Recipe(
     name="cls-opt-faces",
-    title="Class vectors of people that only turn",
+    title="Class vectors of people trained by rotation only",
     reference="table 13 of the OPT paper, SphereFace-20 trained on CASIA-WebFace and tested on LFW",
     base={"optimizer": sgd(0.1), "normalize": "centered", "batch_size": 128},
     scales={
@@ -171,29 +139,21 @@ FACES = Recipe(
             "epochs": 1,
         },
     },
-    rows=_rows(
-        "verification.accuracy",
-        {
-            "512 dimensions": (
-                {
-                    "paper": {"model": {"feature_dim": 512}},
-                    "cpu": {"model": {"feature_dim": 64}},
-                    "smoke": {"model": {"feature_dim": 4}},
-                },
-                ("O-T13", "Oracle", "512 Dim. Acc."),
-                ("O-T13", "CLS-OPT", "512 Dim. Acc."),
-            ),
-            "1024 dimensions": (
-                {
-                    "paper": {"model": {"feature_dim": 1024}},
-                    "cpu": {"model": {"feature_dim": 128}},
-                    "smoke": {"model": {"feature_dim": 8}},
-                },
-                ("O-T13", "Oracle", "1024 Dim. Acc."),
-                ("O-T13", "CLS-OPT", "1024 Dim. Acc."),
-            ),
+    rows=table_rows(
+        "O-T13",
+        _LINES,
+        {"512 dimensions": {}, "1024 dimensions": {}},
+        metric="verification.accuracy",
+        baseline="Oracle",
+        at={
+            f"{paper} dimensions": {
+                "paper": {"model": {"feature_dim": paper}},
+                "cpu": {"model": {"feature_dim": cpu}},
+                "smoke": {"model": {"feature_dim": smoke}},
+            }
+            for paper, cpu, smoke in ((512, 64, 4), (1024, 128, 8))
         },
-        decay=True,
+        in_source={"512 dimensions": "512 Dim. Acc.", "1024 dimensions": "1024 Dim. Acc."},
     ),
     seeds=(1, 2, 3, 4, 5),
     metrics=(
@@ -211,17 +171,14 @@ FACES = Recipe(
             f"With {title}, trained class vectors verify faces better than rotated ones.",
             f"Oracle, {title}",
             f"CLS-OPT, {title}",
-            "verification.accuracy",
-            "O-T13",
         )
         for title in ("512 dimensions", "1024 dimensions")
     ),
-    note=f"{_UNSTATED} At the scale paper: the protocol of SphereFace with softmax (28,000 steps of 128 faces, divided "
-    "by ten after 16,000 and 24,000); 112×96 pixels, weight decay 5e-4 and PReLU as in the released code of "
-    "SphereFace. At the scale cpu: View 2 of LFW, trained on the people of nine folds with at least three images, "
-    "56×48 pixels, 64-d and 128-d features, 10 epochs, tested on the 600 pairs of the remaining fold; seed k leaves "
-    "out fold k. A rate is the better of two on a tenth of the training people of fold 0, which is not tested; these "
-    "people also occur in the folds that are tested.",
+    note=f"{_UNSTATED} At the scale paper: the protocol of SphereFace with softmax; 112×96 pixels, weight decay 5e-4 "
+    "and PReLU as in the released code of SphereFace. At the scale cpu: View 2 of LFW, trained on the people of nine "
+    "folds, 64-d and 128-d features, tested on the 600 pairs of the remaining fold; seed k leaves out fold k. A rate "
+    "is the better of two on a tenth of the training people of fold 0, which is not tested; these people also occur in "
+    "the folds that are tested.",
 )
 
 # --- digits (figure 7)
@@ -229,18 +186,15 @@ FACES = Recipe(
 
 def measure_digits(experiment: Experiment, run: Run, *, pictured: int) -> Outcome:
     """Measure the angle between class vectors, and store 3-d features of test digits for the first seed."""
-    head: Any = experiment.head
     metrics = {"separation": separation(experiment), **_head_numbers(experiment)}
     if experiment.config.seed:
         return Outcome(metrics)
-    features, labels = experiment.embed()
-    tensors: dict[str, Tensor] = {"features": features[:pictured], "labels": labels[:pictured]}
-    return Outcome(metrics, tensors={**tensors, "class_vectors": head.weight.detach()})
+    return Outcome(metrics, tensors=picture(experiment, *experiment.embed(), pictured))
 
 
 DIGITS = Recipe(
     name="cls-opt-digits",
-    title="Three-dimensional features of digits with class vectors that only turn",
+    title="Three-dimensional features of digits with class vectors trained by rotation only",
     reference="figure 7 of the OPT paper",
     base={
         "model": {"name": "mnist_cnn6", "kernel_size": 3, "feature_dim": 3, "norm": "batch", "activation": "relu"},
@@ -260,21 +214,10 @@ DIGITS = Recipe(
     },
     rows=(
         Row("Oracle", grid=_RATES),
-        Row(
-            "CLS-OPT",
-            _CLASSES,
-            at={"paper": {"rotation": {"spread": 1.0}}},
-            grid=_ROTATION_RATES,
-            baseline="Oracle",
-        ),
-        Row(
-            "Fixed class vectors",
-            {"rotation": {"hidden": False, "output": True, "normalize": True, "name": "cayley"}, "freeze": ["head.*"]},
-            grid=_RATES,
-            baseline="Oracle",
-            scales=LARGE,
-        ),
+        Row("CLS-OPT", _CLASSES, {}, {"paper": {"rotation": {"spread": 1.0}}}, _ROTATION_RATES, "Oracle"),
+        Row("Fixed class vectors", {**_CLASSES, "freeze": ["head.*"]}, grid=_RATES, baseline="Oracle"),
     ),
+    default_rows={"smoke": ["Oracle", "CLS-OPT"]},
     seeds=(0, 1, 2, 3, 4),
     metrics=(ERROR, Metric("separation", "min angle °", ".1f", True), _HEAD_NUMBERS),
     covers=("O-F7",),
@@ -282,10 +225,10 @@ DIGITS = Recipe(
     measure=measure_digits,
     figures=("error",),
     tuning=Tuning({}, held_out=0.2),
-    claims=(Claim("Trained class vectors have a lower error than rotated ones.", "Oracle", "CLS-OPT", source="O-F7"),),
+    claims=(Claim("Trained class vectors have a lower error than rotated ones.", "Oracle", "CLS-OPT"),),
     note=f"{_UNSTATED} Three stages of two 3×3 convolutions with 32, 64 and 128 filters, each followed by a 2×2 "
     "max-pool (the source: 3×3), with BatchNorm and ReLU, and a 3-d feature. The source states no settings of "
     "training; those of the MNIST experiments of L-Softmax, which it follows for the picture, are used with batches of "
-    "128. Pictures show test digits. The row with fixed class vectors is an addition. At the scale cpu: 8, 16 and 32 "
-    "filters, 10,000 digits, 8 epochs, and the better of two learning rates on a fifth of them.",
+    "128. Pictures show test digits. The row with fixed class vectors is an addition. At the scale cpu: 10,000 digits, "
+    "and the better of two learning rates on a fifth of them.",
 )

@@ -11,23 +11,10 @@ from torch import Tensor
 
 from hypersphere import data, evaluation
 from hypersphere.recipes.protocols import ERROR
-from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row
-from hypersphere.recipes.rotation.settings import (
-    BASELINE,
-    CAYLEY,
-    CNN_BASE,
-    LARGE,
-    ON_CPU,
-    PAPER,
-    SCALES,
-    SMALL_CNN,
-    STATED,
-    TINY_CNN,
-    Method,
-    cnn_scales,
-    method_row,
-)
+from hypersphere.recipes.recipe import Claim, Metric, Outcome, Patch, Recipe, Row, cells
+from hypersphere.recipes.rotation.settings import CAYLEY, CNN_BASE, ON_CPU, SMALL_CNN, STATED, TINY_CNN, cnn_scales
 from hypersphere.training import Experiment, Run, predict
+from hypersphere.training.config import merge
 
 __all__ = ["LANDSCAPE", "measure_landscape", "on_ring"]
 
@@ -136,38 +123,11 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "CNN-6, CIFAR-10": ("opt_cnn6", {"data": "cifar10"}),  # figures 13 and 14, 20 and 21
 }
 _DIRECTIONS = {"normal": {"directions": "normal", "span": 1.5}, "uniform": {"directions": "uniform", "span": 1.0}}
-_METHODS: dict[str, Method] = {"Standard training": BASELINE, "OPT (CP)": CAYLEY}
-
-
-def _rows() -> list[Row]:
-    rows = []
-    for title, (model, at_paper) in _NETWORKS.items():
-        for kind, options in _DIRECTIONS.items():
-            for name, method in _METHODS.items():
-                scales: tuple[str, ...] = PAPER
-                if title == "CNN-6, CIFAR-10":
-                    scales = SCALES if kind == "uniform" else LARGE
-                if title == "CNN-9" and kind == "normal":
-                    scales = LARGE
-                rows.append(
-                    method_row(
-                        f"{name}, {title}, {kind}",
-                        Method(method.patch, paper=method.paper),
-                        patch={"model": {"name": model, "norm": "batch"}, "measure": options},
-                        at={
-                            "paper": at_paper,
-                            "cpu": {
-                                "model": SMALL_CNN,
-                                **({"optimizer": {"rotation_lr": 0.3}} if name == "OPT (CP)" else {}),
-                            },
-                            "smoke": {"model": TINY_CNN},
-                        },
-                        baseline=None if name == "Standard training" else f"Standard training, {title}, {kind}",
-                        scales=scales,
-                    )
-                )
-    return rows
-
+_METHODS: dict[str, tuple[Patch, dict[str, Patch]]] = {
+    "Standard training": ({}, {}),
+    "OPT (CP)": (CAYLEY.patch, {"paper": CAYLEY.paper, "cpu": {"optimizer": {"rotation_lr": 0.3}}}),
+}
+_SIZES = {"cpu": {"model": SMALL_CNN}, "smoke": {"model": TINY_CNN}}
 
 LANDSCAPE = Recipe(
     name="opt-landscape",
@@ -185,7 +145,21 @@ LANDSCAPE = Recipe(
         },
     },
     scales=cnn_scales(paper={"points": 51, "images": 10_000}, smoke={"points": 5, "images": 20}),
-    rows=tuple(_rows()),
+    rows=tuple(
+        Row(
+            f"{name}, {title}, {kind}",
+            {"model": {"name": model, "norm": "batch"}, "measure": options, **patch},
+            at=merge(_SIZES, {"paper": source}, at),
+            baseline=None if name == "Standard training" else f"Standard training, {title}, {kind}",
+        )
+        for title, (model, source) in _NETWORKS.items()
+        for kind, options in _DIRECTIONS.items()
+        for name, (patch, at) in _METHODS.items()
+    ),
+    default_rows={
+        "cpu": cells(_METHODS, ["CNN-9, normal", "CNN-6, CIFAR-10, normal", "CNN-6, CIFAR-10, uniform"]),
+        "smoke": cells(_METHODS, ["CNN-6, CIFAR-10, uniform"]),
+    },
     seeds=(0, 1, 2, 3, 4),
     metrics=(
         ERROR,
@@ -204,9 +178,8 @@ LANDSCAPE = Recipe(
         Claim(
             f"With {kind} directions, the {text} around {title} rises less at {radius} after training by rotation.",
             f"OPT (CP), {title}, {kind}",
-            f"Standard training, {title}, {kind}",
-            f"{name}_at_{radius}",
-            source,
+            metric=f"{name}_at_{radius}",
+            source=source,
         )
         for title, kind, name, text, radius, source in (
             ("CNN-6, CIFAR-10", "normal", "loss", "training loss", 0.5, "O-F13"),
@@ -217,13 +190,12 @@ LANDSCAPE = Recipe(
             ("CNN-9", "normal", "error", "test error", 0.5, "O-F12"),
         )
     ),
-    note="The hidden layers are moved along two random directions, up to ±1.5 (normal) or ±1 (uniform on [0, 1]). "
-    "Each filter of a direction has the norm of the filter that it moves; for a rotation the free parameters move, "
-    "with the norm of R. The source does not say whether its directions are scaled for rotations, nor how it treats "
-    "the classifier (not moved here), parameters of BatchNorm (not moved) and its statistics (those of training; "
+    note="The hidden layers are moved along two random directions, up to ±1.5 (normal) or ±1 (uniform on [0, 1]). Each "
+    "filter of a direction has the norm of the filter that it moves; for a rotation the free parameters move, with the "
+    "norm of R. The source does not say whether its directions are scaled for rotations, nor how it treats the "
+    "classifier (not moved here), parameters of BatchNorm (not moved) and its statistics (those of training; "
     "measure.train_statistics uses those of the images). The loss is that of training images without augmentation, the "
     "error that of test images. A rise is the mean at a distance from the centre minus the value at the centre. Rows "
-    "with normal and uniform directions train the same networks. No setting is tuned: recipe opt-cnn tunes "
-    f"the same networks. {ON_CPU} There 15×15 points and 500 images of each kind, 0.3 as the learning "
-    f"rate of the rotation, and CIFAR-10 also in the rows of CNN-9. {STATED}",
+    "with normal and uniform directions train the same networks. No setting is tuned: recipe opt-cnn tunes the same "
+    f"networks. {ON_CPU} There CIFAR-10 also in the rows of CNN-9. {STATED}",
 )

@@ -3,57 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hypersphere import rotation
-from hypersphere.recipes.energy.settings import (
-    BASELINE,
-    HALF,
-    LARGE,
-    ORTHOGONAL,
-    PAPER,
-    SCALES,
-    SMALL,
-    SRIP,
-    Method,
-    method_row,
-)
-from hypersphere.recipes.protocols import CIFAR, SMOKE, stepwise
-from hypersphere.recipes.recipe import Metric, Outcome, Tuning
+from hypersphere.recipes.energy.settings import BASELINE, HALF, ORTHOGONAL, SMALL, SRIP, TUNING
+from hypersphere.recipes.protocols import CIFAR, ENERGY, ERROR, SECONDS, SMOKE, stepwise
+from hypersphere.recipes.recipe import Method, Metric, Outcome, Recipe
 from hypersphere.training import Experiment, Run
-
-__all__ = [
-    "BASELINE",
-    "CAYLEY",
-    "CNN_BASE",
-    "DESCENT",
-    "GRAM_SCHMIDT",
-    "HALF",
-    "HOUSEHOLDER",
-    "LARGE",
-    "LOWDIN",
-    "METHODS",
-    "ON_CPU",
-    "ORTHOGONAL",
-    "PAPER",
-    "PENALIZED",
-    "REGULARIZERS",
-    "SCALES",
-    "SMALL",
-    "SMALL_CNN",
-    "SRIP",
-    "STATED",
-    "TINY_CNN",
-    "TRAINABLE_PARAMETERS",
-    "TUNED",
-    "TUNING",
-    "Method",
-    "cnn_scales",
-    "count_trainable_parameters",
-    "method_row",
-    "rotated",
-    "with_decay",
-]
 
 TRAINABLE_PARAMETERS = Metric("parameters", "trainable parameters", ".0f", None)
 
@@ -76,7 +33,7 @@ def rotated(name: str, rates: Sequence[float] = (0.03, 0.1, 0.3, 1.0), **options
 
 def with_decay(method: Method) -> Method:
     """Return a method whose matrices R have weight decay, which is tried in two sizes with two learning rates."""
-    (rates,) = method.grid.values()
+    (rates,) = (method.grid or {}).values()
     grid = {"optimizer.rotation_lr": (rates[0], rates[-1]), "optimizer.rotation_decay": (5e-4, 5e-3)}
     return Method(method.patch, grid, method.paper)
 
@@ -99,7 +56,7 @@ PENALIZED = Method(
     {"optimizer": {"rotation_decay": 5e-4}},
 )
 # By the names of the sources.
-REGULARIZERS = {"Orthogonal": ORTHOGONAL, "SRIP": SRIP, "HS-MHE": HALF}
+PLAIN = {"Baseline": BASELINE, "Orthogonal": ORTHOGONAL, "SRIP": SRIP, "HS-MHE": HALF}
 METHODS: dict[str, Method] = {
     "OPT (GS)": GRAM_SCHMIDT,
     "OPT (HR)": HOUSEHOLDER,
@@ -109,7 +66,6 @@ METHODS: dict[str, Method] = {
     "OPT (OR)": PENALIZED,
 }
 
-TUNING = Tuning({}, held_out=0.2)  # every row has a grid
 TUNED = (
     "Each row has four trials on a fifth of the training images: four learning rates of the rotation, with 0.1 for all "
     "other parameters; for regularisers two weights and two weight decays; for plain training two learning rates and "
@@ -136,8 +92,8 @@ STATED = (
     "decay of R; the weight 0.1 of OR, whose norm is squared here as in the text."
 )
 ON_CPU = (
-    "At the scale cpu: 10,000 images of CIFAR-10 at 16×16 pixels, 15 epochs with one cycle of the learning rate, 16 "
-    "filters per layer (the source: 64), rotations that start at the identity."
+    "At the scale cpu: 10,000 images of CIFAR-10 at 16×16 pixels, 16 filters per layer (the source: 64), rotations "
+    "that start at the identity."
 )
 
 
@@ -155,3 +111,16 @@ def cnn_scales(**measure: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         scale: {**patch, **({"measure": measure[scale]} if scale in measure else {})} for scale, patch in scales.items()
     }
+
+
+# What most recipes of this part share.
+rotation_recipe = partial(
+    Recipe,
+    base=CNN_BASE,
+    scales=cnn_scales(),
+    seeds=(0, 1, 2, 3, 4),
+    metrics=(ERROR, ENERGY, TRAINABLE_PARAMETERS, SECONDS),
+    measure=count_trainable_parameters,
+    figures=("error", "energy"),
+    tuning=TUNING,
+)

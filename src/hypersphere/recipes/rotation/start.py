@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hypersphere import energy, models
 from hypersphere._layer_selection import layers_of
 from hypersphere.recipes.execution import outcome_of_lines
 from hypersphere.recipes.protocols import ENERGY, ERROR
-from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row, Tuning
+from hypersphere.recipes.recipe import Claim, Method, Metric, Outcome, Place, Row, cells
 from hypersphere.recipes.rotation.settings import (
-    BASELINE,
     CAYLEY,
     CNN_BASE,
     GRAM_SCHMIDT,
-    LARGE,
     LOWDIN,
     ON_CPU,
-    PAPER,
-    SCALES,
     STATED,
-    Method,
     cnn_scales,
-    method_row,
+    rotation_recipe,
 )
 from hypersphere.rotation import refine_neurons
 from hypersphere.rotation.menu import NeuronPreparation
 from hypersphere.training import Experiment, Run
 from hypersphere.training.components import create
-from hypersphere.training.config import Component, merge
+from hypersphere.training.config import Component
 
 __all__ = ["INITIAL_ENERGY", "measure_start", "source_energy"]
 
@@ -81,24 +74,25 @@ def source_energy(init: Component, seed: int, refine: str | None = None, steps: 
 # the σ of He initialisation is twice as large, and so must be the mean.
 _SMALLER = (576 / 144) ** 0.5
 _MEANS = {"0": 0.0, "1e-3": 1e-3, "1e-2": 1e-2, "2e-2": 2e-2, "3e-2": 3e-2, "5e-2": 5e-2}
-_UNIT_CAYLEY = Method(merge(CAYLEY.patch, {"rotation": {"normalize": True}}), CAYLEY.grid, CAYLEY.paper)
 _RATES = {"optimizer.rotation_lr": (0.1, 0.5)}
+_PLAIN_RATES = {"optimizer.lr": (0.1, 0.03)}
 
 
-def _mean_row(title: str, method: Method, name: str, scales: tuple[str, ...]) -> Row:
+def _mean_row(title: str, name: str) -> Row:
     mean = _MEANS[name]
     is_rotated = title == "OPT (CP)"
-    line = f"mean {name}"
-    printed: dict[str, Any] = {"source_energy": ("T7.2", line, "Energy"), "error": ("T7.2", line, "Error (%)")}
-    return method_row(
+    printed: dict[str, Place | float] = {
+        "source_energy": ("T7.2", f"mean {name}", "Energy"),
+        "error": ("T7.2", f"mean {name}", "Error (%)"),
+    }
+    rotated = {"rotation": {**CAYLEY.patch["rotation"], "normalize": True}} if is_rotated else {}
+    return Row(
         f"{title}, mean {name}",
-        method,
+        {"init": {"mean": mean}, **rotated},
         printed if is_rotated else {},
-        patch={"init": {"mean": mean}},
-        at={"cpu": {"init": {"mean": round(_SMALLER * mean, 5)}}},
-        baseline=None if name == "0" else f"{title}, mean 0",
-        grid=_RATES if is_rotated else {"optimizer.lr": (0.1, 0.03)},
-        scales=scales,
+        {"cpu": {"init": {"mean": round(_SMALLER * mean, 5)}}, "paper": CAYLEY.paper if is_rotated else {}},
+        _RATES if is_rotated else _PLAIN_RATES,
+        None if name == "0" else f"{title}, mean 0",
     )
 
 
@@ -106,52 +100,37 @@ _REFINEMENTS = {"Original": None, "MHE": "mhe", "HS-MHE": "half_space_mhe", "CoM
 _REFINED_METHODS = {"OPT (GS)": GRAM_SCHMIDT, "OPT (LS)": LOWDIN, "OPT (CP)": CAYLEY}
 
 
-def _refined_rows(name: str, method: Method) -> list[Row]:
-    rows = []
-    for column, refine in _REFINEMENTS.items():
-        printed: dict[str, Any] = {"error": ("O-T2", name, column)}
-        if name == "OPT (GS)":
-            printed["source_energy"] = ("O-T2", "Energy", column)
-        options = {} if refine is None else {"refine": refine}
-        scales = LARGE if name == "OPT (GS)" else PAPER
-        rows.append(
-            method_row(
-                f"{name}, {column}",
-                method,
-                printed,
-                patch={"rotation": {**method.patch["rotation"], **options}},
-                at={
-                    "cpu": {"rotation": {"refine_steps": 1000}},
-                    "smoke": {"rotation": {"refine_steps": 5}},
-                },
-                baseline=None if refine is None else f"{name}, Original",
-                grid=_RATES,
-                scales=(*scales, "smoke") if (name, column) == ("OPT (GS)", "HS-MHE") else scales,
-            )
-        )
-    return rows
+def _refined_row(name: str, method: Method, column: str) -> Row:
+    printed: dict[str, Place | float] = {"error": ("O-T2", name, column)}
+    if name == "OPT (GS)":
+        printed["source_energy"] = ("O-T2", "Energy", column)
+    options = {} if column == "Original" else {"refine": _REFINEMENTS[column]}
+    steps = {"cpu": {"rotation": {"refine_steps": 1000}}, "smoke": {"rotation": {"refine_steps": 5}}}
+    patch = {"rotation": {**method.patch["rotation"], **options}}
+    baseline = None if column == "Original" else f"{name}, Original"
+    return Row(f"{name}, {column}", patch, printed, {**steps, "paper": method.paper}, _RATES, baseline)
 
 
-INITIAL_ENERGY = Recipe(
+INITIAL_ENERGY = rotation_recipe(
     name="opt-initial-energy",
     title="The energy that training starts from: shifted means and refined neurons",
     reference="table 7.2 of the thesis, table 2 of the OPT paper (tables 4 and 7.6)",
     base={**CNN_BASE, "init": "he"},
     scales=cnn_scales(paper={"mean_factor": 1.0}, cpu={"mean_factor": _SMALLER}, smoke={"mean_factor": 1.0}),
     rows=(
-        *(
-            _mean_row(
-                "OPT (CP)",
-                _UNIT_CAYLEY,
-                name,
-                SCALES if name == "5e-2" else LARGE if name in ("0", "1e-2", "2e-2") else PAPER,
-            )
-            for name in _MEANS
-        ),
-        *(_mean_row("plain", BASELINE, name, ("cpu",)) for name in ("0", "5e-2")),
-        *(row for name, method in _REFINED_METHODS.items() for row in _refined_rows(name, method)),
+        *(_mean_row("OPT (CP)", name) for name in _MEANS),
+        *(_mean_row("plain", name) for name in ("0", "5e-2")),
+        *(_refined_row(name, method, column) for name, method in _REFINED_METHODS.items() for column in _REFINEMENTS),
     ),
-    seeds=(0, 1, 2, 3, 4),
+    default_rows={
+        "paper": [*(f"OPT (CP), mean {name}" for name in _MEANS), *cells(_REFINED_METHODS, _REFINEMENTS)],
+        "cpu": [
+            *cells(["OPT (CP)"], ["mean 0", "mean 1e-2", "mean 2e-2", "mean 5e-2"]),
+            *cells(["plain"], ["mean 0", "mean 5e-2"]),
+            *cells(["OPT (GS)"], _REFINEMENTS),
+        ],
+        "smoke": ["OPT (CP), mean 5e-2", "OPT (GS), HS-MHE"],
+    },
     metrics=(
         ERROR,
         Metric("source_energy", "initial energy of CNN-6", ".4f", False),
@@ -161,35 +140,27 @@ INITIAL_ENERGY = Recipe(
     covers=("T7.2", "O-T2"),
     cost={"paper": 5000, "cpu": 1.2, "smoke": 0.01},
     measure=measure_start,
-    figures=("error", "energy"),
-    tuning=Tuning({}, held_out=0.2),
     claims=(
         *(
             Claim(
                 f"A mean of 0 has a lower error than one of {name}, which raises the initial energy.",
                 "OPT (CP), mean 0",
                 f"OPT (CP), mean {name}",
-                source="T7.2",
             )
             for name in ("1e-2", "2e-2", "5e-2")
         ),
         *(
-            Claim(
-                f"Refinement by {name} before training lowers the error.",
-                f"OPT (GS), {name}",
-                "OPT (GS), Original",
-                source="O-T2",
-            )
+            Claim(f"Refinement by {name} before training lowers the error.", f"OPT (GS), {name}", source="O-T2")
             for name in ("MHE", "HS-MHE", "CoMHE")
         ),
     ),
-    note=f"{ON_CPU} Means are multiplied there by 2, so that they have the same ratio to the deviation of the "
-    "weights as in the source. Each row has two trials on a fifth of the training images, two learning rates of the "
-    "rotation (plain rows: of all parameters). Refinement takes 1,000 steps on the energy (the source: 5,000), the "
-    f"first of 0.1 radians; the step size of the source is not stated. {STATED} The mean is added to all weights, also "
-    "those of the classifier. The initial energy of CNN-6 is that of the network of the source at its full size: half "
-    "space, s = 2, mean over pairs and sum over seven layers, which reproduces the printed numbers (the printed "
-    "formula does not). The source does not say which rotation table 7.2 uses; its error at mean 0 is that of OPT (CP) "
-    "with unit neurons in table 7.7, which is used here. It reports no convergence at means of 0.03 and 0.05. The "
-    "plain rows are an addition.",
+    note=f"{ON_CPU} Means are multiplied there by 2, so that they have the same ratio to the deviation of the weights "
+    "as in the source. Each row has two trials on a fifth of the training images, two learning rates of the rotation "
+    "(plain rows: of all parameters). Refinement takes 1,000 steps on the energy (the source: 5,000), the first of 0.1 "
+    f"radians; the step size of the source is not stated. {STATED} The mean is added to all weights, also those of the "
+    "classifier. The initial energy of CNN-6 is that of the network of the source at its full size: half space, s = 2, "
+    "mean over pairs and sum over seven layers, which reproduces the printed numbers (the printed formula does not). "
+    "The source does not say which rotation table 7.2 uses; its error at mean 0 is that of OPT (CP) with unit neurons "
+    "in table 7.7, which is used here. It reports no convergence at means of 0.03 and 0.05. The plain rows are an "
+    "addition.",
 )
