@@ -16,9 +16,9 @@ from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_argument
 from hypersphere._notebook import NotebookResult
 from hypersphere._validation import is_integer, require, require_package
-from hypersphere.energy._sampling import MAX_NEURONS, check_seed, evenly_spaced
+from hypersphere.energy._steps import check_seed
 from hypersphere.energy._weight_files import UnreadableWeights, read_neurons
-from hypersphere.energy.random_directions import random_energy
+from hypersphere.energy.energy import MAX_NEURONS, evenly_spaced, random_energy
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, kernel_of
 
@@ -273,7 +273,7 @@ def _covering_radius(unit: Tensor, probes: int, generator: torch.Generator) -> f
 
 
 def _energies(rows: Tensor, n: int, d: int) -> dict[tuple[float, str, bool], Energy]:
-    """Return the energies of a sample of n rows in all forms, with those of random neurons."""
+    """Return the energies of `rows`, a sample from `n` neurons, and the energies expected for random neurons."""
     energies: dict[tuple[float, str, bool], Energy] = {}
     for power, distance, half_space in itertools.product(_POWERS, _DISTANCES, (False, True)):
         potential = PairPotential(kernel_of(power), distance, half_space)
