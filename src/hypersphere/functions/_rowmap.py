@@ -20,7 +20,7 @@ compilation, tracing, `torch.func`, forward mode and the meta device:
 The backward pass of kernels is differentiable: second derivatives (`create_graph=True`) are those of `expression`. The
 matrix R alone, without rows, is computed by `RowMap.matrix`, for which `Cayley` has a series of products.
 
-Values decide about algorithms only on the CPU, where reading them is free (`_numerics.reading_is_free`): a fast
+Values decide about algorithms only on the CPU, where reading them is free (`_numerics.may_branch_on_values`): a fast
 factorisation is checked there, and repeated by a stable one if it lost digits. On other devices no map makes the host
 wait in a training step, except that torch's SVD (Lowdin) does so itself. No map checks that its inputs are finite: a
 NaN or an infinity gives a weight that is not finite.
@@ -38,10 +38,10 @@ from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
-from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions._overrides import reset_closed_forms
 
-__all__ = ["Gradients", "Residuals", "RowMap", "may_branch_on_values", "norms_preserved"]
+__all__ = ["Gradients", "Residuals", "RowMap", "norms_preserved"]
 
 Residuals = Any
 """What a backward kernel needs in addition to its inputs: a NamedTuple of tensors (or None), one type per map."""
@@ -91,7 +91,7 @@ class RowMap(abc.ABC):
 
         A map whose precision depends on the values overrides this method to choose another dtype or algorithm.
         """
-        if self.has_kernels and only_reverse_mode(free, v):
+        if self.has_kernels and _numerics.custom_backward_allowed(free, v):
             return _KernelFunction.apply(self, free, v)
         return self.expression(free, v)
 
@@ -155,14 +155,6 @@ class _KernelFunction(torch.autograd.Function):
                 return None, *differentiable_gradients(ctx.method.expression, (free, v), needs, grad)
             residuals = ctx.residuals_type(*residuals)
             return None, *ctx.method.backward_kernel(free, v, residuals, grad, needs_rows=needs[1])
-
-
-def may_branch_on_values(free: Tensor, v: Tensor) -> bool:
-    """Return True if Python may read values to choose an algorithm: in ordinary eager mode on the CPU.
-
-    `hypersphere._numerics` compares this with the other predicates of its kind.
-    """
-    return only_reverse_mode(free, v) and _numerics.reading_is_free(free, v)
 
 
 def norms_preserved(w: Tensor, v: Tensor) -> bool:
