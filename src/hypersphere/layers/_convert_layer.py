@@ -172,12 +172,12 @@ def update_fast_paths_(model: nn.Module, converted: Iterable[nn.Module] = ()) ->
         model: any module.
         converted: modules that will be converted.
     """
-    chosen = set(converted)
+    to_convert = set(converted)
     for module in model.modules():
         attribute = next((name for kind, name in _FAST_PATHS.items() if isinstance(module, kind)), None)
         if attribute is None:
             continue
-        if any(is_decoupled(part) or part in chosen for part in module.modules()):
+        if any(is_decoupled(part) or part in to_convert for part in module.modules()):
             # `setdefault` keeps the original value if a model is converted in several steps.
             module.__dict__.setdefault("_fast_path", getattr(module, attribute))
             setattr(module, attribute, 0)

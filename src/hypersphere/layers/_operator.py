@@ -216,7 +216,7 @@ class LearnedRadius:
     @classmethod
     def attach_to(cls, layer: DecoupledLayer, start: float | Tensor, per: str) -> LearnedRadius:
         """Register the three tensors on a layer that has none, and return the object that computes ρ from them."""
-        layer.log_radius = _log_parameter(start, per, layer._filters)
+        layer.log_radius = _log_parameter(start, per, layer._weight_as_filters)
         mean_norm = layer.log_radius.new_ones(layer.groups, requires_grad=False)
         layer.register_buffer("mean_norm", mean_norm)
         layer.register_buffer("num_batches_tracked", torch.zeros_like(mean_norm, dtype=torch.int64))
