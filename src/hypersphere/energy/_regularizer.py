@@ -261,7 +261,7 @@ def _add(terms: Sequence[Tensor], anchor: Tensor) -> Tensor:
     """Return the sum of scalars on the device of `anchor`."""
     if not terms:
         return torch.zeros((), device=anchor.device)
-    # Layers of a pipeline may be on several devices. The dtype is that of the first term.
+    # Layers of a pipeline may be on several devices. The result has the dtype of the first term.
     return torch.stack([term.to(terms[0].dtype).to(anchor.device) for term in terms]).sum()
 
 
@@ -274,7 +274,7 @@ class PenaltyOptions(RegularizerOptions, total=False):
 class LayerPenalty(NeuronRegularizer):
     r"""A penalty on the weight of each layer: λ·Σ_layers penalty(W), where the rows of W are neurons.
 
-    A subclass implements `penalty`. The groups of a layer, such as those of a grouped convolution, are added.
+    A subclass implements `penalty`. The penalties of the groups of a grouped convolution are added.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.

@@ -44,7 +44,7 @@ _DISTANCES = ("euclidean", "angular")
 
 @dataclass(frozen=True)
 class Energy:
-    """The mean energy of a layer in one form, and that of random neurons of the same shape."""
+    """The mean energy of a layer in one form, and the energy of random neurons of the same shape."""
 
     value: float
     random_mean: float
@@ -52,7 +52,7 @@ class Energy:
 
     @property
     def excess(self) -> float:
-        """The energy divided by that of random neurons; NaN if the latter is infinite or 0."""
+        """The energy divided by the energy of random neurons; NaN if the latter is infinite or 0."""
         return self.value / self.random_mean if math.isfinite(self.random_mean) and self.random_mean else math.nan
 
 
@@ -228,7 +228,7 @@ def _inspect_rows(
     max_neurons: int,
     probes: int,
 ) -> LayerInspection:
-    """Measure the neurons (N, d) of one layer. The arguments are those of `inspect`."""
+    """Measure the neurons (N, d) of one layer. The arguments are described at `inspect`."""
     n, d = w.shape
     # Statistics of pairs use a sample of the rows of a large layer.
     index = evenly_spaced(n, max_neurons).to(w.device)
@@ -356,7 +356,7 @@ def angle_density(d: int, points: int = 20_000) -> tuple[Tensor, Tensor]:
 
 
 def _table(inspection: Inspection) -> Table:
-    """Return one line per layer: energies next to those of random neurons, angles in degrees."""
+    """Return one line per layer: energies next to the energies of random neurons, angles in degrees."""
     from rich.table import Table
 
     table = Table(title="Hyperspherical energy of the neurons", caption=_caption(inspection))

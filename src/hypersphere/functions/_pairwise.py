@@ -71,7 +71,7 @@ class PairSum(NamedTuple):
         rows: (B, d) the rows r; None for the rows `w[labels]`, which saves a second gradient.
         counted: (B,) booleans, True for the rows r that count; None if all do.
         mean: divide a mutual sum by the number of pairs.
-        sampled_from: if each set is a sample from that many rows, the mean estimates that of all rows without bias.
+        sampled_from: if each set is a sample from that many rows, the mean estimates the mean of all rows without bias.
     """
 
     w: Tensor
@@ -433,7 +433,7 @@ def _evaluate(
 def _replace_small_chords_(squared: Tensor, rows: Tensor, columns: Tensor) -> None:
     """Overwrite the smallest squared chords between unit vectors in float64 by the squared norms of differences."""
     index = (squared < _numerics.exact_difference_threshold()).nonzero()
-    # A layer whose neurons all coincide has too many such pairs. Its chords stay those of the float64 cosines, which
+    # A layer whose neurons all coincide has too many such pairs. Its chords are computed from float64 cosines, which
     # are accurate to the smallest distance at which kernels are evaluated.
     if 0 < len(index) * rows.shape[-1] <= _LARGEST_DIFFERENCES:
         *sets, i, j = index.unbind(1)
@@ -511,7 +511,7 @@ def _blocks(pair_sum: PairSum, rows: Tensor, w: Tensor) -> Iterator[_Block]:
             else:
                 excluded = None if is_mutual else _excluded_entries(pair_sum, i, j)
             betas = None if weights is None else (weights[i, None], weights[None, j])
-            # A block above the diagonal stands for its mirror image too.
+            # A block above the diagonal also represents its mirror image.
             multiplicity = 2 if is_mutual and not on_diagonal else 1
             yield _Block(i, j, (rows[i], w[j]), (unit_rows, unit_columns), betas, excluded, multiplicity, on_diagonal)
 

@@ -17,7 +17,7 @@ compilation, tracing, `torch.func`, forward mode and the meta device:
 
 (*) In a compiled graph on the CPU, `expression` is a custom op that calls the kernels.
 
-The backward pass of kernels is differentiable: second derivatives (`create_graph=True`) are those of `expression`. The
+The backward pass of kernels is differentiable: second derivatives (`create_graph=True`) come from `expression`. The
 matrix R alone, without rows, is computed by `RowMap.matrix`, for which `Cayley` has a series of products.
 
 Values decide about algorithms only on the CPU, where reading them is free (`_numerics.may_branch_on_values`): a fast
@@ -110,7 +110,7 @@ class RowMap(abc.ABC):
 
     def matrix(self, free: Float[Tensor, "..."]) -> Float[Tensor, "*batch d d"]:
         """Return R. A map that computes R faster than the rows V·Rᵀ of V = I overrides this method."""
-        # Dimensions of `free` beyond those of one set of parameters are batch dimensions.
+        # Dimensions of `free` beyond the dimensions of one set of parameters are batch dimensions.
         batch = free.shape[: free.ndim - self.identity(1).ndim]
         eye = torch.eye(self.size(free), dtype=free.dtype, device=free.device)
         return self(free, eye.expand(*batch, -1, -1)).mT

@@ -321,13 +321,13 @@ def weighted(
         >>> weighted("tanh", "joint")
         TanhJointlyWeighted(magnitude=Tanh(alpha=1.0, radius=1.0))
     """
-    chosen = choose(MAGNITUDES, magnitude, "magnitude")
+    h = choose(MAGNITUDES, magnitude, "magnitude")
     if weighting is None:
-        return chosen
+        return h
     is_name = isinstance(weighting, str) and weighting in WEIGHTINGS
     require(is_name, "weighting", f"None or one of {', '.join(map(repr, WEIGHTINGS))}", weighting)
-    if isinstance(chosen, Magnitude) and chosen.uses_weight_norm:
-        raise ValueError(f"weighting must be None for {chosen!r}, which already uses ‖w‖")
-    if weighting != "linear" and not isinstance(chosen, Tanh):
-        raise ValueError(f"weighting {weighting!r} is defined for the magnitude Tanh, not for {chosen!r}")
-    return WEIGHTINGS[weighting](chosen)  # type: ignore[call-arg]
+    if isinstance(h, Magnitude) and h.uses_weight_norm:
+        raise ValueError(f"weighting must be None for {h!r}, which already uses ‖w‖")
+    if weighting != "linear" and not isinstance(h, Tanh):
+        raise ValueError(f"weighting {weighting!r} is defined for the magnitude Tanh, not for {h!r}")
+    return WEIGHTINGS[weighting](h)  # type: ignore[call-arg]

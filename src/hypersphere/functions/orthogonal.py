@@ -49,7 +49,7 @@ __all__ = [
 class _TriangularMap(RowMap):
     r"""R = Q of P = QT, with T upper triangular and positive on the diagonal.
 
-    For a change dP, QᵀdQ is the skew matrix whose lower triangle is that of QᵀdP·T⁻¹. So with A = QᵀGᵀV the gradient
+    For a change dP, QᵀdQ is the skew matrix with the lower triangle of QᵀdP·T⁻¹. So with A = QᵀGᵀV the gradient
     of P is Q·tril(A − Aᵀ, −1)·T⁻ᵀ. The gradient of V is G·Q.
     """
 
@@ -117,7 +117,7 @@ class GramSchmidt(_TriangularMap):
         self, free: Tensor, v: Tensor, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True
     ) -> Gradients:
         """Return Q·tril(A − Aᵀ, −1)·T⁻ᵀ with A = QᵀGᵀV, and G·Q."""
-        grad_rotated = grad @ residuals.q  # G·Q, the gradient of V, which that of P needs in any case
+        grad_rotated = grad @ residuals.q  # G·Q, the gradient of V, which the gradient of P needs in any case
         coordinates = factorizations.q_gradient_coordinates(grad_rotated, v, residuals.triangle)
         return factorizations.product_with_lower_triangle(residuals.q, coordinates), grad_rotated
 
@@ -134,8 +134,8 @@ class _ReflectionResiduals(NamedTuple):
 class Householder(_TriangularMap):
     r"""R = Q of P = QT by Householder reflections, P = H₁H₂⋯T (thesis, F.6), applied to V without forming Q.
 
-    The signs are those of Gram–Schmidt, so the map is continuous at P = I. In the thesis the sign of the last column
-    depends on the parity of d.
+    The signs are chosen as in Gram–Schmidt, so the map is continuous at P = I. In the thesis the sign of the last
+    column depends on the parity of d.
 
     >>> Householder()(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))
     tensor([[ 0.6000,  0.8000],
@@ -468,7 +468,7 @@ class Exponential(SkewMap):
     def backward_kernel(
         self, free: Tensor, v: Tensor, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True
     ) -> Gradients:
-        """Return the gradients of the series, after those of the squarings if there are any."""
+        """Return the gradients of the series, after the gradients of the squarings if there are any."""
         terms, radius, powers = residuals
         s, radius = factorizations.unpack_skew(free), float(radius)
         if powers is None:

@@ -123,7 +123,7 @@ def _has_custom_forward(module: nn.Module) -> bool:
 
 
 def convert_layer_(module: nn.Module, options: OperatorOptions) -> None:
-    """Replace the class of a layer by that of the decoupled layer, and configure it. An error leaves it unchanged."""
+    """Replace the class of a layer by the decoupled class, and configure it. An error leaves it unchanged."""
     kind = TORCH_TO_DECOUPLED[torch_class(module)]
     module._converted_from = type(module)  # type: ignore[assignment]  # it may be a subclass of torch's layer
     if kind is DecoupledLinear and not isinstance(module, nn.Linear):

@@ -334,7 +334,7 @@ def _differentiable_gradients(arguments: _Arguments, grad: Tensor, needed: list[
         learned = arguments._replace(norm_factor=norm_factor, response_factor=response_factor, k=k)
         convolution, spec = learned.convolution, learned.spec
         patches = measure_patches(x, convolution, with_graph=True)
-        # Multiply by n·r, the ratio of the norms that the operator received to those of its input `x`
+        # Multiply by n·r, the ratio of the norms that the operator received to the norms of its input `x`
         # (`MeasuredPatches`).
         patches = patches._replace(norm=patches.norm * (arguments.norm * arguments.reciprocal))
         return reference_forward(patches, weight, convolution, spec.h, spec.angular)
@@ -467,7 +467,7 @@ def _magnitude_gradient(
         _add_sum_(parameters.norm_factor, values * n)
     if spec.norm_factor is not None:
         values = values * spec.norm_factor
-    # Gradients are those of the norm 1/r of the operator's input, so by the chain rule there is a factor n·r, a power
+    # ∂n is the gradient of the norm 1/r of the operator's input, so by the chain rule there is a factor n·r, a power
     # of two (`MeasuredPatches`).
     return values.sum(2, keepdim=True) * (n * r)
 

@@ -56,9 +56,9 @@ class ConvGeometry:
         >>> ConvGeometry.from_list(ConvGeometry((3,), (2,), (1,), (1,)).to_list())
         ConvGeometry(kernel=(3,), stride=(2,), padding=(1,), dilation=(1,), groups=1)
         """
-        groups, *rest = numbers
-        dims = len(rest) // 4
-        kernel, stride, padding, dilation = (tuple(rest[i * dims : (i + 1) * dims]) for i in range(4))
+        groups, *per_dimension = numbers
+        dims = len(per_dimension) // 4
+        kernel, stride, padding, dilation = (tuple(per_dimension[i * dims : (i + 1) * dims]) for i in range(4))
         return cls(kernel, stride, padding, dilation, groups)
 
     def split_filters(self, y: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class MeasuredPatches(NamedTuple):
 
     The range scales are powers of two against overflow; the table at the top of `_operator` lists them. `x` is the
     scaled input. `reciprocal` is computed from `x`, because products of `x` times `reciprocal` are cosines. `norm` is
-    that of the input itself, because the magnitude depends on it. Therefore
+    computed from the input itself, because the magnitude depends on it. Therefore
 
         norm·reciprocal = (norm range scale)/(input range scale),
 

@@ -6,7 +6,7 @@ neighbouring entries, by filters that are reversed along their kernel:
     weight (in, out/groups, *kernel)  →  filters (out, in/groups, *kernel), reversed
     input of length L                 →  (L − 1)·s + 1 entries, padded by dilation·(kernel − 1) − padding on either side
 
-The decoupled operator is that of this convolution. A patch has the norm of the entries that the window covers, and a
+The decoupled operator is defined by this convolution. A patch has the norm of the entries that the window covers, and a
 filter has all weights of one output channel, as `layers_of` reads them. The inserted zeros are multiplied, too, so a
 converted layer takes about s times the multiplications per dimension of the transposed convolution.
 """

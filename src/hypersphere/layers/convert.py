@@ -396,7 +396,7 @@ def _root_mean_square(module: nn.Module, y: Tensor) -> Tensor:
 
 
 def fold_operator_(model: nn.Module) -> int:
-    """Replace all decoupled layers by those of torch in place if each is an inner product; return their number, or 0.
+    """Replace all decoupled layers by layers of torch in place if each is an inner product; return their number, or 0.
 
     The responses of `inner_product`, and of `linear` with or without weighting, with the cosine, are inner products.
     All others depend on the norm of each patch, which a layer of torch does not compute.

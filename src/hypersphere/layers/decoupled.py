@@ -192,7 +192,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     def _check_shape(self, x: Tensor, filter_channels: int) -> None:
         """Raise a `ValueError` unless `x` has the right dimensions and the right number of channels or features.
 
-        `filter_channels` is the number of channels or features that each filter sees, those of its group.
+        `filter_channels` is the number of channels or features of one group, which each filter sees.
         """
 
     @abc.abstractmethod
