@@ -90,13 +90,12 @@ class CoMHE(EnergyRegularizer):
     ) -> None:
         require(is_number(hidden, 0), "hidden", "a finite number >= 0", hidden)
         require_bools(half_space=half_space, shared=shared)
-        chosen_projection = _projection_of(projection)
         super().__init__(model, needs_counter=True, power=power, min_distance=min_distance, **options)
-        if isinstance(chosen_projection, Bilateral):
+        self.hidden, self.projection, self.shared = hidden, _projection_of(projection), shared
+        if isinstance(self.projection, Bilateral):
             accepted = "None with a bilateral projection, which mixes neurons"
             require(not self.betas, "neuron_weights", accepted, "a mapping")
             require(self.batch is None, "batch", accepted, self.batch)
-        self.hidden, self.projection, self.shared = hidden, chosen_projection, shared
         # Apply the projection's bound only to kernels given by power or name: an object or a callable says itself how
         # it behaves at small distances. The output layer is not projected, so it needs no bound unless one is passed.
         uses_default = min_distance is None and isinstance(power, (int, float, str))
@@ -109,7 +108,7 @@ class CoMHE(EnergyRegularizer):
         self._layers_by_basis: dict[str, list[NeuronLayer]] = {}
         for layer in self.projected:
             self._layers_by_basis.setdefault(self._basis_key(layer), []).append(layer)
-        self._drawn = self._draw_bases(options.get("seed", 0), 0)  # the last bases that were drawn
+        self._drawn = self._draw_bases(int(options.get("seed", 0)), 0)  # the last bases that were drawn
         if isinstance(self.projection, Learned):
             for key, basis in self._drawn.bases.items():
                 # The first layer determines device and dtype.
