@@ -171,9 +171,6 @@ def all_on_cpu(*tensors: Tensor) -> bool:
     return all(t.device.type == "cpu" for t in tensors)
 
 
-reading_is_free = all_on_cpu
-
-
 def custom_backward_allowed(*tensors: Tensor) -> bool:
     """Return True if an explicit backward pass may replace ordinary operations on these tensors.
 

@@ -11,10 +11,7 @@ from torch import Tensor
 
 from hypersphere import _numerics
 
-__all__ = ["differentiable_gradients", "inner_graph", "only_reverse_mode"]
-
-
-only_reverse_mode = _numerics.custom_backward_allowed
+__all__ = ["differentiable_gradients", "inner_graph"]
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ from torch import Tensor
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
 from hypersphere.functions._autograd import differentiable_gradients
-from hypersphere.functions._overrides import reset_closed_forms
+from hypersphere.functions._entries import reset_outdated_attributes
 
 __all__ = ["Gradients", "Residuals", "RowMap", "norms_preserved"]
 
@@ -73,9 +73,8 @@ class RowMap(abc.ABC):
             message = f"{cls.__name__}.exact is deprecated, use always_orthogonal instead"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
             cls.always_orthogonal = vars(cls)["exact"]
-        reset_closed_forms(
-            cls, RowMap, ("evaluate", "forward_kernel", "backward_kernel", "matrix"), "expression", "generator"
-        )
+        algorithms = ("evaluate", "forward_kernel", "backward_kernel", "matrix")
+        reset_outdated_attributes(cls, RowMap, algorithms, of=("expression", "generator"))
         cls.has_kernels = cls.forward_kernel is not RowMap.forward_kernel
 
     def identity(self, d: int) -> Float[Tensor, "..."]:

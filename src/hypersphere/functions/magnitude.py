@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._validation import choose, is_number, require
-from hypersphere.functions._overrides import closed_form_matches
+from hypersphere.functions._entries import attribute_matches
 
 __all__ = [
     "MAGNITUDES",
@@ -59,7 +59,7 @@ class Radial(Magnitude):
     def __init_subclass__(cls) -> None:
         """Find out whether the slope matches the function of the subclass."""
         super().__init_subclass__()
-        cls.has_slope = closed_form_matches(cls, "slope", of=("__call__",))
+        cls.has_slope = attribute_matches(cls, "slope", of=("__call__",))
 
     def __post_init__(self) -> None:
         """Check numbers. Tensors are not checked, because that would read their values."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import accept_old_methods, deprecated_attribute, deprecated_names
 from hypersphere._validation import is_number, require
-from hypersphere.functions._overrides import closed_form_matches
+from hypersphere.functions._entries import attribute_matches
 from hypersphere.functions.angular import Cosine, response
 
 __all__ = [
@@ -59,7 +59,7 @@ class Margin(abc.ABC):
         """Set `changes_other_classes` for a subclass that defines `others` and does not set it."""
         super().__init_subclass__()
         accept_old_methods(cls, {"touches_others": "changes_other_classes"})
-        if not closed_form_matches(cls, "changes_other_classes", of=("others",)):
+        if not attribute_matches(cls, "changes_other_classes", of=("others",)):
             cls.changes_other_classes = True
 
     @abc.abstractmethod
@@ -84,7 +84,7 @@ class AffineAngleMargin(Margin):
         """Find out whether the closed form matches the margin of the subclass."""
         super().__init_subclass__()
         accept_old_methods(cls, {"_parts": "coefficients"})
-        cls.has_slope = closed_form_matches(cls, "value_and_slope", of=("__call__",))
+        cls.has_slope = attribute_matches(cls, "value_and_slope", of=("__call__",))
 
     @property
     @abc.abstractmethod
@@ -322,7 +322,7 @@ class NormAdaptive(AffineAngleMargin):
     def __init_subclass__(cls) -> None:
         """Use the margin of a subclass that overrides `__call__` for all qualities, unless it defines `for_quality`."""
         super().__init_subclass__()
-        if not closed_form_matches(cls, "for_quality", of=("__call__",)):
+        if not attribute_matches(cls, "for_quality", of=("__call__",)):
             cls.for_quality = lambda self, q: self  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
@@ -371,7 +371,7 @@ class NormLinear(AffineAngleMargin):
     def __init_subclass__(cls) -> None:
         """Use the margin of a subclass that overrides `__call__` for all norms, unless it defines `for_norms`."""
         super().__init_subclass__()
-        if not closed_form_matches(cls, "for_norms", of=("__call__",)):
+        if not attribute_matches(cls, "for_norms", of=("__call__",)):
             cls.for_norms = lambda self, x_norm: self  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
@@ -418,7 +418,7 @@ class RandomAngle(AffineAngleMargin):
     def __init_subclass__(cls) -> None:
         """Use the margin of a subclass that overrides `__call__` for all samples, unless it defines `for_noise`."""
         super().__init_subclass__()
-        if not closed_form_matches(cls, "for_noise", of=("__call__",)):
+        if not attribute_matches(cls, "for_noise", of=("__call__",)):
             cls.for_noise = lambda self, noise: self  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:

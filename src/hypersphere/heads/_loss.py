@@ -165,7 +165,7 @@ def _energy_has_started(head: AngularHead, step: Tensor | None) -> bool:
     """Return False if the energy need not be computed yet. Where reading the step costs time, it is computed."""
     if step is None or head.energy_start == 0:
         return True
-    readable = _numerics.values_readable(step) and _numerics.reading_is_free(step)
+    readable = _numerics.values_readable(step) and _numerics.all_on_cpu(step)
     return not readable or int(step) >= head.energy_start
 
 

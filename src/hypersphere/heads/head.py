@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_argument, deprecated_attribute
 from hypersphere._validation import choose, is_number, require
-from hypersphere.functions._tensor_fields import fields_on_device
+from hypersphere.functions._entries import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Cosine
 from hypersphere.functions.margin import MARGINS, Margin, NormAdaptive, RandomAngle
 from hypersphere.heads import _class_changes

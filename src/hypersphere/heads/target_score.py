@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere import _numerics
+from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions.margin import Margin
 from hypersphere.heads._responses import Responses
 from hypersphere.heads.fused_loss import safe_divisor, straight_through
@@ -116,7 +117,7 @@ def scaled_psi(
         psi: ψ, a function of the cosine.
         psi_and_derivative: ψ and ψ′ as functions of the cosine; None to differentiate ψ automatically.
     """
-    if psi_and_derivative is not None and only_reverse_mode(product):
+    if psi_and_derivative is not None and _numerics.custom_backward_allowed(product):
         return _ScaledPsi.apply(product, magnitude, psi, psi_and_derivative)
     return reference_scaled_psi(product, magnitude, psi)
 
@@ -220,7 +221,7 @@ class NormalizedGradient(NamedTuple):
 
 def _derivative(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     """Return the derivative of an elementwise function, detached."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or _numerics.in_functorch():
         return torch.func.grad(lambda t: function(t).sum())(at).detach()
     # torch.func does not support saved-tensor hooks, which checkpointing and `save_on_cpu` install.
     with torch.enable_grad():

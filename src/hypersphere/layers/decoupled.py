@@ -27,7 +27,7 @@ from torch.jit._trace import is_tracing
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import choose, is_number, nearest_name, require
-from hypersphere.functions._tensor_fields import fields_on_device
+from hypersphere.functions._entries import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Sigmoid
 from hypersphere.functions.magnitude import MAGNITUDES, Ball, Seg, Tanh, weighted
 from hypersphere.layers._fused_op import fused_forward, reference_forward
