@@ -2,7 +2,7 @@
 
 Reading a value in Python (`.item()`, `bool(tensor)`, `.tolist()`) and operations whose output size depends on values
 (`nonzero`, indexing by a boolean mask) stop the host until the device has caught up. On a CPU this costs nothing. While
-counting, tensors on the CPU are treated as if they were on a GPU (`_numerics.reading_is_free`), so that the counts are
+counting, tensors on the CPU are treated as if they were on a GPU (`_numerics.all_on_cpu`), so that the counts are
 those of a GPU. Waits inside an operation of torch, such as the SVD on a GPU, are not counted. A step is forward and
 backward.
 
@@ -57,7 +57,7 @@ class HostSyncs:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        as_on_a_gpu = mock.patch.object(_numerics, "reading_is_free", return_value=False)
+        as_on_a_gpu = mock.patch.object(_numerics, "all_on_cpu", return_value=False)
         self._contexts = (as_on_a_gpu, _Operators(self.counts), _Methods(self.counts))
 
     @property

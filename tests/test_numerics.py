@@ -61,9 +61,9 @@ def test_values_are_not_readable_on_meta_in_transforms_and_while_compiling():
     assert float(compiled(torch.zeros(()))) == -1
 
 
-def test_reading_is_free_only_on_the_cpu():
-    assert _numerics.reading_is_free(torch.zeros(1), torch.zeros(1))
-    assert not _numerics.reading_is_free(torch.zeros(1), torch.zeros(1, device="meta"))
+def test_all_on_cpu_only_on_the_cpu():
+    assert _numerics.all_on_cpu(torch.zeros(1), torch.zeros(1))
+    assert not _numerics.all_on_cpu(torch.zeros(1), torch.zeros(1, device="meta"))
 
 
 def test_unit_scale_is_a_power_of_two_that_brings_the_peak_below_one():

@@ -4,16 +4,16 @@ Tolerances that depend on the dtype are defined here, together with the reason f
 algorithm, such as the number of its steps, are next to the algorithm.
 Half precision (float16 and bfloat16) is always computed in float32, so most tolerances treat it as float32.
 
-Four predicates decide what code may do with values and gradients. Each returns True only in the situations listed:
+Predicates decide what code may do with values and gradients. Each returns True only in the situations listed:
 
-    predicate                           guards                              True
-    `values_readable`                   checks and error messages           not compiling, no `torch.func` transform, no
-                                                                            fake or meta tensors; on every device
-    `reading_is_free`                   reads that must not block the host  on the CPU
-    `_autograd.only_reverse_mode`       explicit backward passes            where `values_readable`, except in forward
-                                                                            mode and `torch.jit.trace`
-    `_rowmap.may_branch_on_values`      the choice of an algorithm          where `only_reverse_mode` and
-                                                                            `reading_is_free` are both True
+    predicate                   guards                              True
+    `values_readable`           checks and error messages           not compiling, no `torch.func` transform, no fake or
+                                                                    meta tensors; on every device
+    `all_on_cpu`                reads that must not block the host  on the CPU
+    `custom_backward_allowed`   explicit backward passes            where `values_readable`, except in forward mode and
+                                                                    `torch.jit.trace`
+    `may_branch_on_values`      the choice of an algorithm          where `custom_backward_allowed` and `all_on_cpu` are
+                                                                    both True
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.jit._trace import is_tracing
 
 __all__ = [
     "ENERGY_HEADROOM",
     "SAFE_PARAMETER_RANGE",
+    "all_on_cpu",
     "angle_derivative",
     "arcsin",
     "arcsin_",
@@ -36,15 +39,18 @@ __all__ = [
     "compute_dtype",
     "cosecant",
     "cotangent",
+    "custom_backward_allowed",
     "distance_floor",
     "exact_difference_threshold",
     "in_backward",
+    "in_functorch",
     "machine_epsilon",
+    "may_branch_on_values",
     "narrow",
     "norms_in_bounds",
+    "on_accelerator",
     "parallel_tolerance",
     "rank_tolerance",
-    "reading_is_free",
     "require_finite_rows",
     "rotation_tolerance",
     "safe_norm_bounds",
@@ -77,16 +83,20 @@ def widen(x: Tensor) -> Tensor:
 
     In the backward pass a gradient that float16 cannot represent becomes infinite. Gradient scalers rely on this.
     """
-    if x.dtype in _HALF:
-        return x.float()
-    return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+    dtype = compute_dtype(x.dtype)
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def compute_dtype(dtype: torch.dtype, *others: torch.dtype) -> torch.dtype:
-    """Return the dtype of computation with floating-point tensors of these dtypes: the widest one, at least float32."""
+    """Return the dtype of computation with tensors of these dtypes: the widest one, at least float32.
+
+    Integers are computed in the default dtype.
+    """
     for other in others:
         dtype = torch.promote_types(dtype, other)
-    return torch.float32 if dtype in _HALF else dtype
+    if dtype in _HALF:
+        return torch.float32
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
 
 
 def widen_parameter(w: Tensor) -> Tensor:
@@ -135,7 +145,7 @@ def autocast_disabled(x: Tensor) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-# Reading values from Python ------------------------------------------------------------------------------------------
+# Reading values and replacing gradients ------------------------------------------------------------------------------
 
 
 def values_readable(*tensors: Tensor) -> bool:
@@ -143,17 +153,44 @@ def values_readable(*tensors: Tensor) -> bool:
 
     Values cannot be read while compiling or exporting, inside `torch.func` transforms, and on the meta device.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or in_functorch():
         return False
     return all(map(_holds_values, tensors))
 
 
-def reading_is_free(*tensors: Tensor) -> bool:
-    """Return True if reading a value of these tensors in Python costs nothing: if all of them are on the CPU.
+def in_functorch() -> bool:
+    """Return True inside a transform of `torch.func`."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def all_on_cpu(*tensors: Tensor) -> bool:
+    """Return True if all tensors are on the CPU, so that reading their values in Python costs nothing.
 
     On other devices the host would wait until the device has computed the value.
     """
     return all(t.device.type == "cpu" for t in tensors)
+
+
+def custom_backward_allowed(*tensors: Tensor) -> bool:
+    """Return True if an explicit backward pass may replace ordinary operations on these tensors.
+
+    It may in ordinary eager mode. Compilation, export, `torch.jit.trace`, `torch.func` transforms and forward-mode
+    differentiation need ordinary operations, and tensors on the meta device have no values to choose an algorithm by.
+    """
+    if is_tracing() or forward_ad._current_level >= 0:
+        return False
+    return values_readable(*tensors)
+
+
+def may_branch_on_values(*tensors: Tensor) -> bool:
+    """Return True if Python may read values to choose an algorithm: in ordinary eager mode on the CPU."""
+    return custom_backward_allowed(*tensors) and all_on_cpu(*tensors)
+
+
+def on_accelerator(x: Tensor) -> bool:
+    """Return True if `x` is stored on the machine's accelerator."""
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type == x.device.type
 
 
 def can_update_state(x: Tensor) -> bool:
@@ -327,6 +364,7 @@ def safe_scale(peak: Tensor) -> Tensor:
     tensor([1.0000e+00, 6.7763e-21, 1.0000e+00])
     """
     info = torch.finfo(peak.dtype)
+    # Wider than `safe_norm_bounds`: entries are squared and summed here, but there are no products of two norms.
     low, high = math.sqrt(info.tiny / info.eps), math.sqrt(info.max * info.eps)
     return unit_scale(peak.masked_fill((peak >= low) & (peak <= high), 1.0))
 
@@ -336,6 +374,8 @@ def safe_scale(peak: Tensor) -> Tensor:
 
 def angle_derivative(c: Tensor) -> Tensor:
     r"""Return dθ/dc = −1/√(1−c²), the derivative of `sphere.angle`; zero at and beyond ±1.
+
+    It is −`cosecant`, but accurate to the last digits near ±1, at the cost of two more passes over memory.
 
     >>> angle_derivative(torch.tensor([0.0, 0.6, 1.0]))
     tensor([-1.0000, -1.2500,  0.0000])
@@ -388,6 +428,8 @@ def cotangent(c: Tensor) -> Tensor:
 
 def cosecant(c: Tensor) -> Tensor:
     r"""Return 1/sin θ = 1/√(1−c²), and zero at and beyond the poles, where `sphere.angle` has a zero gradient.
+
+    It has few passes over memory, for large blocks. `angle_derivative` is more accurate near the poles.
 
     >>> cosecant(torch.tensor([0.6, 0.0, 1.0]))
     tensor([1.2500, 1.0000, 0.0000])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from inspect import Parameter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from hypersphere._validation import nearest_name
 
 __all__ = ["accept_options_of", "named_parameters"]
 
@@ -19,22 +22,38 @@ def named_parameters(function: Function) -> dict[str, Parameter]:
     return {key: one for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
 
 
-def accept_options_of(*others: Function) -> Callable[[Decorated], Decorated]:
+def accept_options_of(*others: Function, only: Collection[str] | None = None) -> Callable[[Decorated], Decorated]:
     """Decorate a function with `**options` that it passes on to `others`: their parameters appear in its signature.
 
-    >>> @accept_options_of(lambda a, *, b=2: None)
-    ... def function(x, **options): ...
-    >>> str(inspect.signature(function))
-    '(x, *, a, b=2)'
+    An unknown option raises a `TypeError` that names the decorated function and suggests the nearest option.
+
+    Args:
+        others: the functions that receive the options.
+        only: the names of their parameters that are options; None for all.
+
+    Example:
+        >>> @accept_options_of(lambda a, *, b=2: None)
+        ... def function(x, **options): ...
+        >>> str(inspect.signature(function))
+        '(x, *, a, b=2)'
     """
 
     def decorate(function: Decorated) -> Decorated:
         parameters = named_parameters(function)
         for other in others:
             for key, one in named_parameters(other).items():
-                parameters.setdefault(key, one.replace(kind=one.KEYWORD_ONLY))
+                if only is None or key in only:
+                    parameters.setdefault(key, one.replace(kind=one.KEYWORD_ONLY))
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            for name in (name for name in options if name not in parameters):
+                owner = function.__qualname__.removesuffix(".__init__")
+                raise TypeError(f"{owner} has no option {name!r}{nearest_name(name, parameters)}")
+            return function(*arguments, **options)
+
         ordered = sorted(parameters.values(), key=lambda one: one.kind)
-        function.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-        return function
+        call.__signature__ = inspect.signature(function).replace(parameters=ordered)  # type: ignore[attr-defined]
+        return cast(Decorated, call)
 
     return decorate

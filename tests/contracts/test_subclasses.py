@@ -16,8 +16,7 @@ from hypersphere.functions.magnitude import MAGNITUDES, Ball, Magnitude, Radial,
 from hypersphere.functions.margin import MARGINS, Margin
 from hypersphere.functions.orthogonal import ORTHOGONALS, SkewMap
 from hypersphere.heads import AngularHead
-from hypersphere.layers import DecoupledConv2d, DecoupledLinear
-from hypersphere.layers.fold import equivalent_weight
+from hypersphere.layers import DecoupledConv2d, DecoupledLinear, equivalent_weight
 
 FACTOR = 0.9
 

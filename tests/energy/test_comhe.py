@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import oracle
-from hypersphere.energy import MHE, CoMHE
+from hypersphere.energy import MHE, CoMHE, Step
 from hypersphere.functions.projection import (
     PROJECTIONS,
     Adversarial,
@@ -268,7 +268,7 @@ def test_comhe_batch_uses_the_weights_of_the_drawn_neurons():
     w, betas = torch.randn(9, 8, dtype=torch.float64), torch.linspace(0.5, 2, 9, dtype=torch.float64)
     projection = Random(dim=4, views=1)
     drawn = CoMHE({"w": w}, projection=projection, batch=4, neuron_weights={"w": betas}, half_space=False)
-    index = drawn.energies.draw_neurons(drawn.seed, ~0)["w"]
+    index = drawn.draw_neurons(Step(buffers=dict(drawn.named_buffers())))["w"]
     value, basis = drawn().item(), drawn.bases()["w"][0].double()
     expected = oracle.energy((w[index] @ basis.T).numpy(), 2, weights=betas[index].numpy())
     assert value == pytest.approx(expected)

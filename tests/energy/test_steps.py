@@ -1,4 +1,4 @@
-"""The step protocol of regularisers: the table of `_steps.py` row by row, then the situations that lead there."""
+"""The steps of regularisers: every kind of call, then the situations that lead there; random draws by step."""
 
 import copy
 import itertools
@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from hypersphere.energy import MHE, SRIP, CoMHE, NeuronRegularizer, StepResult, Warmup, _steps
+from hypersphere.energy import MHE, SRIP, CoMHE, NeuronRegularizer, StepResult, Warmup
+from hypersphere.energy._steps import seeded_generator
 from hypersphere.functions.projection import Adversarial, AnglePreserving, Random
 
 from .networks import pyramid
@@ -66,16 +67,6 @@ def call_inside(place, learner, gradients):
         call(None)
 
 
-# The table: training, gradients, place, auto_advance, started; call, step, buffers, stores, counts
-TABLE = [
-    "no   any  any        any  any  peek    current  now     nothing  no",
-    "yes  no   any        any  any  peek    current  now     nothing  no",
-    "yes  yes  recompute  any  any  repeat  current  before  nothing  no",
-    "yes  yes  forward    no   yes  repeat  current  before  nothing  no",
-    "yes  yes  forward    no   no   new     next     now     updates  advance()",
-    "yes  yes  forward    yes  any  new     next     now     updates  at once",
-]
-CONDITIONS = 5
 # auto_advance, started: the numbers of the current and the next step, `learned` before the current step and now
 STATES = {
     (True, False): {"current": 1, "next": 2, "before": 1, "now": 2},
@@ -84,38 +75,28 @@ STATES = {
 }
 
 
-def test_step_table_is_that_of_the_module():
-    _, _, table = _steps.__doc__.partition("  ---------\n")
-    rows = table.partition("\n\n")[0].splitlines()
-    assert [row.split() for row in rows] == [row.split() for row in TABLE]
-
-
 @pytest.mark.parametrize(("auto_advance", "started"), STATES)
 @pytest.mark.parametrize("place", ["forward", "backward", "transform"])
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("training", [True, False])
-def test_step_counter_follows_its_table(training, gradients, place, auto_advance, started):
-    flags = ["yes" if flag else "no" for flag in (training, gradients, auto_advance, started)]
-    situation = [*flags[:2], "forward" if place == "forward" else "recompute", *flags[2:]]
-    matches = [
-        row.split()[CONDITIONS:]
-        for row in TABLE
-        if all(cell in ("any", value) for cell, value in zip(row.split(), situation, strict=False))
-    ]
-    (kind, number, buffers, stored, *counted) = matches[0]
-    assert len(matches) == 1  # no two rows contradict each other
+def test_step_counter_assigns_a_step_to_every_kind_of_call(training, gradients, place, auto_advance, started):
     state = STATES[auto_advance, started]
     learner = learner_after_two_steps(auto_advance=auto_advance, started=started).train(training)
     assert learner.state == (2, state["now"])
 
     call_inside(place, learner, gradients)
 
+    if not training or not gradients:
+        expected = ("peek", state["current"], state["now"])
+    elif place != "forward" or started:
+        expected = ("repeat", state["current"], state["before"])
+    else:
+        expected = ("new", state["next"], state["now"])
     (step,) = learner.calls
-    assert step.kind == kind
-    assert step.number == state[number]
-    assert step.buffers["learned"].item() == state[buffers]
-    assert learner.learned.item() == state["now"] + (stored == "updates")
-    assert int(learner.steps) == 2 + (counted == ["at", "once"])
+    assert (step.kind, step.number, step.buffers["learned"].item()) == expected
+    is_new = step.kind == "new"
+    assert learner.learned.item() == state["now"] + is_new
+    assert int(learner.steps) == 2 + (is_new and auto_advance)
     if not auto_advance:
         learner.advance()
         assert int(learner.steps) == 3
@@ -278,3 +259,10 @@ def test_mhe_schedule_scales_the_value_and_resumes():
             MHE(net, schedule=lambda step, value=value: value)()
     with pytest.raises(ValueError, match="steps must be an integer >= 1"):
         Warmup(steps=0)
+
+
+def test_seeded_generator_differs_from_the_stream_of_manual_seed():
+    first = torch.randn(4, generator=seeded_generator(0, 0))
+    assert not torch.equal(first, torch.randn(4, generator=torch.Generator().manual_seed(0)))
+    firsts = {tuple(torch.rand(2, generator=seeded_generator(a, b)).tolist()) for a in range(-9, 9) for b in range(20)}
+    assert len(firsts) == 360

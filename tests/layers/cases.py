@@ -35,6 +35,10 @@ def images(*shape, seed=1):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def randn(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 def run(layer, x):
     """Return the output, and the gradients of the input and of all parameters for a fixed output gradient."""
     x = x.detach().clone().requires_grad_()

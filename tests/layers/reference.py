@@ -1,4 +1,7 @@
-"""The operator by its definition: cut out every patch, measure it, measure the filter, multiply; plain autograd."""
+"""The operator by its definition: cut out every patch, measure it, measure the filter, multiply; plain autograd.
+
+The formulas of h and g are in torch, unlike in `tests/oracle.py`, because gradients are compared too.
+"""
 
 import math
 

@@ -14,6 +14,7 @@ from hypersphere.functions import angular, magnitude
 from hypersphere.layers import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLayer, DecoupledLinear
 
 from . import reference
+from .cases import randn
 
 OPERATORS = list(itertools.product(reference.MAGNITUDES, reference.ANGULARS, [None]))
 OPERATORS += [(h, g, "linear") for h in reference.MAGNITUDES if h != "inner_product" for g in ("cosine", "linear")]
@@ -48,7 +49,7 @@ def build(kind, settings, **more):
 
 
 def batch(shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    return randn(*shape).requires_grad_()
 
 
 def gradients(layer, x, y):

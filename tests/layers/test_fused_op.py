@@ -14,11 +14,7 @@ from hypersphere.layers import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d
 from hypersphere.layers._fused_op import PRODUCT_BLOCK
 from hypersphere.layers._geometry import ConvGeometry, batch_blocks
 
-from .cases import KINDS, every_kind
-
-
-def randn(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from .cases import KINDS, every_kind, randn
 
 
 def gradients(layer, x):

@@ -6,10 +6,7 @@ import torch.nn.functional as F
 
 from hypersphere.layers._geometry import ConvGeometry, measure_patches
 
-
-def randn(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
+from .cases import randn
 
 GEOMETRIES = [
     ConvGeometry((3, 2), (1, 1), (1, 0), (1, 1)),

@@ -6,7 +6,7 @@ from torch import nn
 
 from hypersphere.data import DataSplit, TensorSource
 from hypersphere.data.pairs import draw_possible_pairs
-from hypersphere.energy._sampling import MAX_NEURONS
+from hypersphere.energy.energy import MAX_NEURONS
 from hypersphere.evaluation import identify, retrieve, verify
 from hypersphere.heads import ShardedHead, softmax
 from hypersphere.training import Objective

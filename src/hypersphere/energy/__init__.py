@@ -1,4 +1,4 @@
-"""Hyperspherical energy: how evenly neurons cover the sphere."""
+"""Hyperspherical energy: low if directions are spread evenly over the sphere."""
 
 from collections.abc import Callable
 
@@ -11,6 +11,7 @@ from hypersphere.energy.energy import (
     layer_energies,
     mean_energy,
     random_batch_energy,
+    random_energy,
 )
 from hypersphere.energy.features import FEATURE_ENERGIES, FeatureEnergy, Gaussian, alignment, koleo, uniformity
 from hypersphere.energy.inspect import Inspection, LayerInspection, inspect
@@ -18,7 +19,6 @@ from hypersphere.energy.low_rank import LowRank, factors, low_rank_
 from hypersphere.energy.mhe import MHE
 from hypersphere.energy.minimum import Minimum, minimize
 from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
-from hypersphere.energy.random_directions import random_energy
 
 __all__ = [
     "FEATURE_ENERGIES",

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import dropwhile
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypedDict, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -23,13 +23,20 @@ from torch.nn.utils import parametrize
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_argument, deprecated_attribute
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer, SkippedLayer, find_layers
+from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_integer, is_number, require, warn_user
 from hypersphere.energy._steps import Step, StepCounter
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "LayerPenalty",
     "NeuronRegularizer",
+    "PenaltyOptions",
+    "RegularizerOptions",
     "StepResult",
+    "accept_regularizer_options",
     "place_on_layer",
     "require_bools",
     "require_complete_output",
@@ -67,7 +74,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     batch norm, it changes in training mode only: each call with gradients enabled counts as one step, so call the
     regulariser once per optimiser step. Calls in eval mode, without gradients, or repeated by activation checkpointing
     do not count. To count steps explicitly, for example with gradient accumulation, pass `auto_advance=False` and call
-    `advance` once per optimiser step. The table in `energy/_steps.py` has all cases.
+    `advance` once per optimiser step.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
@@ -135,7 +142,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def factor(self, layer: NeuronLayer) -> float:
-        """Return λ of a layer: that of `layer_weights`, or the default."""
+        """Return λ of a layer: its entry of `layer_weights`, or the default."""
 
     def weighted_layers(self) -> list[NeuronLayer]:
         """Return the layers with λ > 0. Layers with λ = 0 are not computed, which also avoids 0·∞ = NaN."""
@@ -168,8 +175,8 @@ class NeuronRegularizer(nn.Module, abc.ABC):
                 terms, updates, is_finite = self.compute(labels, step)
                 total = _add(terms, anchor)
                 total = total if self.schedule is None else factor * total
-            # Reading the total makes the host wait for the device, so it is skipped where `compute` vouches for its
-            # terms. A factor above 1 could still make them overflow.
+            # Reading the total makes the host wait for the device, so it is skipped if `compute` reports that its
+            # terms are finite. A factor above 1 could still make them overflow.
             if not is_finite or factor > 1:
                 self._require_finite(total, factor)
         else:
@@ -204,7 +211,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         return positional[0]
 
     def _scheduled_factor(self, number: int) -> float:
-        """Return the factor of a step: that of the schedule, or 0 if `every` skips the step."""
+        """Return the factor of a step: the schedule's, or 0 if `every` skips the step."""
         if number % self.every:
             return 0.0
         if self.schedule is None:
@@ -227,6 +234,21 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         raise ValueError(f"the regulariser must be finite, but is {total.item()} although all weights are: {reason}")
 
 
+class RegularizerOptions(TypedDict, total=False):
+    """The options that every regulariser passes on to `NeuronRegularizer`, which describes them."""
+
+    layer_weights: Mapping[str, float] | None
+    schedule: Callable[[int], float] | None
+    every: int
+    output_layer: str | Sequence[str] | None
+    where: Callable[[str, nn.Module], bool] | None
+    auto_advance: bool
+    report: bool
+
+
+accept_regularizer_options = accept_options_of(NeuronRegularizer.__init__, only=RegularizerOptions.__annotations__)
+
+
 def _forget_step_after_load(regularizer: NeuronRegularizer, incompatible_keys: object) -> None:
     """Let the next call start a step, after a state dict was loaded.
 
@@ -239,27 +261,27 @@ def _add(terms: Sequence[Tensor], anchor: Tensor) -> Tensor:
     """Return the sum of scalars on the device of `anchor`."""
     if not terms:
         return torch.zeros((), device=anchor.device)
-    # Layers of a pipeline may be on several devices. The dtype is that of the first term.
+    # Layers of a pipeline may be on several devices. The result has the dtype of the first term.
     return torch.stack([term.to(terms[0].dtype).to(anchor.device) for term in terms]).sum()
+
+
+class PenaltyOptions(RegularizerOptions, total=False):
+    """The options that every penalty passes on to `LayerPenalty`."""
+
+    output: bool
 
 
 class LayerPenalty(NeuronRegularizer):
     r"""A penalty on the weight of each layer: λ·Σ_layers penalty(W), where the rows of W are neurons.
 
-    A subclass implements `penalty`. The groups of a layer, such as those of a grouped convolution, are added.
+    A subclass implements `penalty`. The penalties of the groups of a grouped convolution are added.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ; 1 by default, also in subclasses that do not define `__init__`.
         output: True to regularise the output layer too.
-        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
-        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
-        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
-            step returns the value of the last step that was not skipped.
-        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
-        where: a function of name and module that returns True for the layers to regularise.
-        auto_advance: False if steps are counted by calling `advance`.
-        report: print which layers are regularised, and which are skipped and why.
+        **options: `layer_weights`, `schedule`, `every`, `output_layer`, `where`, `auto_advance` and `report`, as in
+            `NeuronRegularizer`.
 
     Example:
         >>> class RowNorms(LayerPenalty):
@@ -269,19 +291,9 @@ class LayerPenalty(NeuronRegularizer):
         tensor(4.)
     """
 
+    @accept_regularizer_options
     def __init__(
-        self,
-        model: LayerSource,
-        weight: float = 1.0,
-        *,
-        output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        self, model: LayerSource, weight: float = 1.0, *, output: bool = False, **options: Unpack[RegularizerOptions]
     ) -> None:
         require(is_number(weight, 0), "weight", "a finite number >= 0", weight)
         require_bools(output=output)
@@ -290,13 +302,7 @@ class LayerPenalty(NeuronRegularizer):
             roles=("hidden", "output") if output else ("hidden",),
             min_length=1,
             needs_counter=False,  # a penalty depends on the weights alone
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
+            **options,
         )
         require_complete_output(self.selection, output)
         self.weight = weight
@@ -410,9 +416,9 @@ def _is_only_rotated(layer: NeuronLayer) -> bool:
     parametrizations = cast(nn.ModuleList, layer.module.parametrizations[layer.parameter])  # type: ignore[index]
     # A quantised V is stored as integers and scales, which a first parametrisation without parameters multiplies.
     originals = [p for name, p in parametrizations.named_parameters(recurse=False) if name.startswith("original")]
-    maps = list(dropwhile(lambda one: next(one.parameters(), None) is None, parametrizations))
+    maps = list(dropwhile(lambda parametrization: next(parametrization.parameters(), None) is None, parametrizations))
     is_frozen = not any(original.requires_grad for original in originals)
-    return is_frozen and bool(maps) and all(getattr(one, "keeps_angles", False) for one in maps)
+    return is_frozen and bool(maps) and all(getattr(rotation, "keeps_angles", False) for rotation in maps)
 
 
 def resolve_patterns(argument: str, patterns: Mapping[str, T] | None, layers: Iterable[NeuronLayer]) -> dict[str, T]:
@@ -468,4 +474,4 @@ def stack_equal_shapes(
 def place_on_layer(x: Tensor, layer: NeuronLayer) -> Tensor:
     """Return `x` on the device of a layer and in the dtype of its rows; on the meta device it stays as it is."""
     anchor = layer.anchor.detach()
-    return x if anchor.is_meta else x.to(anchor.device, _numerics.widen(anchor[:0]).dtype)
+    return x if anchor.is_meta else x.to(anchor.device, _numerics.compute_dtype(anchor.dtype))

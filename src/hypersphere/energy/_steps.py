@@ -1,35 +1,13 @@
-"""Which step a call of a regulariser belongs to, as a table.
+"""The steps of regularisers: which step a call belongs to, schedules, and random draws by step.
 
-Random draws, schedules and learned buffers are functions of the step, which is numbered from 0. By default calls are
-steps, as those of a batch norm update its statistics, and a training loop needs no other line. With
-`auto_advance=False` the loop counts steps itself, by `advance`. One row matches a call and says what it does:
+Random draws, schedules and learned buffers are functions of the step, which is numbered from 0.
 
-    training  gradients  place      auto_advance  started   call    step     buffers  stores   counts
-    --------  ---------  ---------  ------------  -------   ------  -------  -------  -------  ---------
-    no        any        any        any           any       peek    current  now      nothing  no
-    yes       no         any        any           any       peek    current  now      nothing  no
-    yes       yes        recompute  any           any       repeat  current  before   nothing  no
-    yes       yes        forward    no            yes       repeat  current  before   nothing  no
-    yes       yes        forward    no            no        new     next     now      updates  advance()
-    yes       yes        forward    yes           any       new     next     now      updates  at once
-
-The conditions:
-
-* training, gradients: `module.training` and `torch.is_grad_enabled()`. Otherwise the call only asks for the value.
-* place: "recompute" during a backward pass, where activation checkpointing runs a forward pass again, and inside a
-  transform of `torch.func`, which must not change state. Everything else is "forward".
-* auto_advance: the option of the regulariser. With `auto_advance=False` only `advance` counts steps.
-* started: with `auto_advance=False`, whether an earlier call has started the step that the next `advance` ends.
-
-The results:
-
-* step: with `auto_advance`, the buffer `steps` counts the steps that have started: "next" is `steps` and "current" is
-  `steps` − 1, or 0 before the first step. Without, it counts the steps that have ended: both are `steps`. A peek uses
-  the newest step, at or before the current one, that the option `every` does not skip.
-* buffers: what the call starts from. "now" is their current value, "before" their value before the current step has
-  changed them, so that a repeated call returns the same value again.
-* stores: "updates" if the new values of learned buffers are stored.
-* counts: when `steps` grows by 1.
+* A call outside training or without gradients (*peek*) returns the value of the last step that `every` does not skip,
+  and stores nothing.
+* A call that activation checkpointing or `torch.func` repeats (*repeat*), or a second call before `advance()`, computes
+  the current step again from the buffers saved before it.
+* Every other call starts a *new* step and stores its updates. The buffer `steps` then grows at once, or at `advance()`
+  if `auto_advance=False`.
 
 The reentrant form of activation checkpointing runs the first forward pass without gradients, so its steps are not
 counted.
@@ -49,7 +27,7 @@ from torch import Tensor, nn
 from hypersphere import _numerics
 from hypersphere._validation import is_integer, is_number, require
 
-__all__ = ["Step", "StepCounter", "Warmup", "run_uncompiled"]
+__all__ = ["Step", "StepCounter", "Warmup", "check_seed", "run_uncompiled", "seeded_generator"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,7 +62,7 @@ class Step(NamedTuple):
 
 
 class StepCounter:
-    """Assign each call of a regulariser to a step, by the table of this module.
+    """Assign each call of a regulariser to a step, by the rules of this module.
 
     What must survive saving and loading is in buffers of the regulariser: `steps`, if it has a counter, and learned
     tensors such as a basis. The counter itself remembers the current step only.
@@ -95,29 +73,28 @@ class StepCounter:
 
     def __init__(self, auto_advance: bool = True) -> None:
         self.auto_advance = auto_advance
-        self._started = False  # the column of the table: always False with `auto_advance`
+        self._started = False  # True between the first call of a step and `advance`; always False with `auto_advance`
         self._replaced: dict[str, Tensor] = {}  # the buffers that the current step has changed, as they were before
 
     @run_uncompiled
     def begin(self, module: nn.Module, every: int = 1) -> Step:
         """Return the step that this call of `module` belongs to."""
         steps = int(module.get_buffer("steps")) if hasattr(module, "steps") else 0
+        # With `auto_advance`, the buffer counts the steps that have started, otherwise the steps that have ended.
         current = max(steps - 1, 0) if self.auto_advance else steps
         now = dict(module.named_buffers(recurse=False))
         before = now | self._replaced
-        # The rows of the table, in its order.
         if not module.training or not torch.is_grad_enabled():
             # A skipped step is 0, which is not the value that a peek asks for.
             return Step("peek", current - current % every, now)
-        if _in_recomputation():
-            return Step("repeat", current, before)
-        if self._started:
+        # `begin` is not compiled, so only transforms of torch.func can make values unreadable here.
+        if self._started or _numerics.in_backward() or not _numerics.values_readable():
             return Step("repeat", current, before)
         return Step("new", steps, now)
 
     @run_uncompiled
     def finish(self, module: nn.Module, step: Step, updates: Mapping[str, Tensor]) -> None:
-        """Store and count what the last two columns of the table say.
+        """Store the updates of a new step and count it.
 
         Call this last: a call that raised an error has changed nothing and can be repeated.
         """
@@ -142,12 +119,6 @@ class StepCounter:
     def forget_step(self) -> None:
         """Let the next call start a step from the current buffers, because the step has ended or they were loaded."""
         self._started, self._replaced = False, {}
-
-
-def _in_recomputation() -> bool:
-    """Return True in the places that the table calls "recompute"."""
-    # `begin` is not compiled, so only transforms of torch.func can make values unreadable here.
-    return _numerics.in_backward() or not _numerics.values_readable()
 
 
 def _count(module: nn.Module) -> None:
@@ -176,3 +147,35 @@ class Warmup:
         """Return the factor at a step, counted from 0."""
         progress = min(step / self.steps, 1.0)
         return (1 - progress) * self.start + progress
+
+
+# Random draws that are the same on every rank and after resuming -----------------------------------------------------
+
+
+def check_seed(seed: object) -> None:
+    """Raise a `ValueError` unless the seed is an integer of 64 bits."""
+    require(is_integer(seed, -(2**63), 2**63 - 1), "seed", "an integer of 64 bits", seed)
+
+
+def seeded_generator(seed: int, draw: int) -> torch.Generator:
+    """Return the generator of the draw with a given number. New code that draws by seed and number should use it.
+
+    The draws are the same on every rank and after resuming. Seed and number are mixed by the rounds of splitmix64, so
+    neighbouring numbers have independent streams, and small seeds do not give the stream of `torch.manual_seed`.
+
+    >>> torch.equal(torch.rand(3, generator=seeded_generator(0, 7)), torch.rand(3, generator=seeded_generator(0, 7)))
+    True
+    """
+    # Mixing after each word makes (1, 0) and (0, 1) differ. The shift keeps the result within signed 64-bit integers.
+    state = 0
+    for word in (seed, draw):
+        state = _splitmix64((state ^ word) + 0x9E3779B97F4A7C15)
+    return torch.Generator().manual_seed(state >> 1)
+
+
+def _splitmix64(z: int) -> int:
+    """Return one output of the splitmix64 generator (Steele et al., 2014)."""
+    z %= 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)

@@ -19,7 +19,7 @@ __all__ = ["UnreadableWeights", "read_neurons"]
 _TERMINAL_COLORS = re.compile("\x1b\\[[0-9;]*m")
 _MAX_DEPTH = 32
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-# Weights whose last dimension counts neurons: those of Flax and Keras ("kernel"), and of the `Conv1D` of GPT-2.
+# Weights whose last dimension counts neurons: weights of Flax and Keras ("kernel"), and of the `Conv1D` of GPT-2.
 _NEURONS_LAST = re.compile(r"(^|\.)(kernel|(c_attn|c_fc|c_proj|q_attn)\.weight)$")
 # Names of dictionaries with the state of an optimiser: "optimizer_state_dict", "optimiser", "optim", but not "optimus".
 _OPTIMIZER = re.compile(r"(?i:optimi[sz]er)|(?i:optim)(?![a-z])")

@@ -2,27 +2,23 @@ r"""CoMHE: the energy of projected neurons as a regulariser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypersphere._layer_selection import LayerSource, NeuronLayer
+from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_number, require, warn_user
-from hypersphere.energy._regularizer import (
-    NeuronRegularizer,
-    StepResult,
-    place_on_layer,
-    require_bools,
-    warn_if_constant,
-)
-from hypersphere.energy._sampling import check_seed, seeded_generator
-from hypersphere.energy._steps import Step, run_uncompiled
-from hypersphere.energy.mhe import LayerEnergies, NeuronWeights, energy_roles, sampled_rows
-from hypersphere.functions._pairwise import PairSum
+from hypersphere.energy._regularizer import place_on_layer, require_bools, warn_if_constant
+from hypersphere.energy._steps import Step, run_uncompiled, seeded_generator
+from hypersphere.energy.mhe import EnergyOptions, EnergyRegularizer, Views
 from hypersphere.functions.kernel import PairPotential, kernel_of
 from hypersphere.functions.projection import PROJECTIONS, Bilateral, Learned, Projection
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["CoMHE"]
 
@@ -35,7 +31,7 @@ class _DrawnBases(NamedTuple):
     bases: dict[str, Tensor]
 
 
-class CoMHE(NeuronRegularizer):
+class CoMHE(EnergyRegularizer):
     r"""Compressive MHE: λ_h·Σ_hidden Ē(g(ŵ₁), …, g(ŵ_N)) + λ_o·Ē_output with g(ŵ) = Pŵ/‖Pŵ‖   (thesis, 6.3).
 
     Random bases are functions of the seed and the step, and learned bases are buffers. The state dict therefore
@@ -65,14 +61,8 @@ class CoMHE(NeuronRegularizer):
             "bilateral", which mixes neurons.
         average: divide the sum over hidden layers by their number.
         ignore_index: labels of this value do not count, as in `torch.nn.functional.cross_entropy`.
-        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
-        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
-        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
-            step returns the value of the last step that was not skipped.
-        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
-        where: a function of name and module that returns True for the layers to regularise.
-        auto_advance: False if steps are counted by calling `advance`.
-        report: print which layers are regularised, and which are skipped and why.
+        **options: `layer_weights`, `schedule`, `every`, `output_layer`, `where`, `auto_advance` and `report`, as in
+            `NeuronRegularizer`.
 
     Example:
         >>> from torch import nn
@@ -85,6 +75,7 @@ class CoMHE(NeuronRegularizer):
         Lin et al., Regularizing Neural Networks via Minimizing Hyperspherical Energy, CVPR 2020.
     """
 
+    @accept_options_of(EnergyRegularizer.__init__, only=EnergyOptions.__annotations__)
     def __init__(
         self,
         model: LayerSource,
@@ -92,65 +83,24 @@ class CoMHE(NeuronRegularizer):
         projection: str | Projection = "random",
         shared: bool = True,
         hidden: float = 1.0,
-        output: float = 1.0,
-        embedding: float = 0.0,
         half_space: bool = True,
         power: float | str | Callable[[Tensor], Tensor] = 2,
-        distance: str = "euclidean",
         min_distance: float | None = None,
-        batch: int | None = None,
-        seed: int = 0,
-        neuron_weights: NeuronWeights | None = None,
-        average: bool = False,
-        ignore_index: int = -100,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        **options: Unpack[EnergyOptions],
     ) -> None:
         require(is_number(hidden, 0), "hidden", "a finite number >= 0", hidden)
         require_bools(half_space=half_space, shared=shared)
-        check_seed(seed)
-        resolved = _projection_of(projection)
-        if isinstance(resolved, Bilateral):
+        super().__init__(model, needs_counter=True, power=power, min_distance=min_distance, **options)
+        self.hidden, self.projection, self.shared = hidden, _projection_of(projection), shared
+        if isinstance(self.projection, Bilateral):
             accepted = "None with a bilateral projection, which mixes neurons"
-            require(not neuron_weights, "neuron_weights", accepted, "a mapping")
-            require(batch is None, "batch", accepted, batch)
-        super().__init__(
-            model,
-            roles=energy_roles(embedding),
-            min_length=2,  # the directions of single numbers are ±1
-            needs_counter=True,
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
-        self.energies = LayerEnergies(
-            self.selection,
-            self.layer_weights,
-            potential=PairPotential(kernel_of(power, min_distance), distance),
-            output=output,
-            embedding=embedding,
-            average=average,
-            batch=batch,
-            neuron_weights=neuron_weights,
-            ignore_index=ignore_index,
-        )
-        self.hidden, self.projection, self.shared = hidden, resolved, shared
-        # The seed is saved with the counter, so that a resumed run continues the same sequence of draws.
-        self.register_buffer("seed", torch.tensor(seed))
+            require(not self.betas, "neuron_weights", accepted, "a mapping")
+            require(self.batch is None, "batch", accepted, self.batch)
         # Apply the projection's bound only to kernels given by power or name: an object or a callable says itself how
         # it behaves at small distances. The output layer is not projected, so it needs no bound unless one is passed.
         uses_default = min_distance is None and isinstance(power, (int, float, str))
-        bound = resolved.min_distance if uses_default else min_distance
-        self.projected_potential = PairPotential(kernel_of(power, bound), distance, half_space)
+        bound = self.projection.min_distance if uses_default else min_distance
+        self.projected_potential = PairPotential(kernel_of(power, bound), self.potential.distance, half_space)
         self.projected = self._projected_layers()
         # A projection P·R·w depends on R. The energy of layers that are not projected does not.
         warn_if_constant(layer for layer in self.weighted_layers() if layer not in self.projected)
@@ -158,7 +108,7 @@ class CoMHE(NeuronRegularizer):
         self._layers_by_basis: dict[str, list[NeuronLayer]] = {}
         for layer in self.projected:
             self._layers_by_basis.setdefault(self._basis_key(layer), []).append(layer)
-        self._drawn = self._draw_bases(int(seed), 0)  # the last bases that were drawn
+        self._drawn = self._draw_bases(int(options.get("seed", 0)), 0)  # the last bases that were drawn
         if isinstance(self.projection, Learned):
             for key, basis in self._drawn.bases.items():
                 # The first layer determines device and dtype.
@@ -175,51 +125,45 @@ class CoMHE(NeuronRegularizer):
             warn_user(f"not projected, because the layers are smaller than the projection: {small}")
         return projected
 
-    def factor(self, layer: NeuronLayer) -> float:
-        """Return λ of a layer."""
-        return self.energies.factor(layer, hidden=self.hidden)
+    def hidden_factor(self, layer: NeuronLayer) -> float:
+        """Return λ_h."""
+        return self.hidden
 
-    def compute(self, labels: Tensor | None, step: Step) -> StepResult:
-        """Return λ·Ē of all layers with λ > 0, projected or as they are, and the learned bases."""
-        layers = self.weighted_layers()
+    def draw_neurons(self, step: Step) -> dict[str, Tensor]:
+        """Return the indices of the neurons that are drawn at a step by layer name."""
         # Neurons and bases share the seed. Bases have the draws 0, 1, 2, …, so neurons have −1, −2, −3, …
-        samples = self.energies.draw_neurons(step.buffers["seed"], ~step.number)
-        # Read the rows once: the bases are learned from them, and a parametrised weight is computed at every access.
-        projected = [layer for layer in layers if layer in self.projected]
-        rows = {layer.name: sampled_rows(layer, samples.get(layer.name)) for layer in projected}
-        bases = self._bases(rows, step) if rows else {}
-        labelled = self.energies.labelled_output(labels)
-        energies: list[tuple[float, PairSum | Tensor]] = []
-        for layer in layers:
-            factor, sample = self.factor(layer), samples.get(layer.name)
-            if labels is not None and layer is labelled:
-                energies.append((factor, self.energies.labelled_energy(layer, labels)))
-                continue
-            if layer.name in rows:
-                w, basis = rows[layer.name], bases[self._basis_key(layer)]
+        return super().draw_neurons(step._replace(number=~step.number))
+
+    def views(self, rows: Mapping[str, Tensor], step: Step) -> tuple[Views, Mapping[str, Tensor]]:
+        """Return the projections of each layer or, where it is not projected, its rows; and the learned bases."""
+        projected = {layer.name: self._basis_key(layer) for layer in self.projected if layer.name in rows}
+        bases = self._bases({name: rows[name] for name in projected}, step) if projected else {}
+        outputs = {layer.name for layer in self.selection.outputs}
+        views: Views = {}
+        for name, w in rows.items():
+            if name in projected:
+                basis = bases[projected[name]]
                 # Tensors (views, sets, N, r), one per shape of view: two for a bilateral projection, else one. A basis
                 # of integers lists the channels of groups and keeps its dtype.
-                views = self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
+                stacks = self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
             else:
-                views = (sampled_rows(layer, sample).unsqueeze(0),)  # one view, the neurons themselves
-            potential = self.energies.potential if layer.role == "output" else self.projected_potential
-            energies += [(factor, self.energies.pair_sum(layer, view, potential, sample)) for view in views]
-        terms, is_finite = self.energies.weighted_terms(energies, self._reduce)
-        updates = {}  # drawn bases are not stored: seed and step determine them
-        if isinstance(self.projection, Learned):
-            updates = {f"basis_{key}": basis for key, basis in bases.items()}
-        return StepResult(terms, updates, is_finite)
+                stacks = (w.unsqueeze(0),)  # one view, the neurons themselves
+            potential = self.potential if name in outputs else self.projected_potential
+            views[name] = [(stack, potential) for stack in stacks]
+        # Drawn bases are not stored: seed and step determine them.
+        is_learned = isinstance(self.projection, Learned)
+        return views, {f"basis_{key}": basis for key, basis in bases.items()} if is_learned else {}
 
     def _reduce(self, energies: Tensor) -> Tensor:
         """Reduce energies (…, views, sets): the mean or maximum over views, then the mean over sets."""
         views = energies.amax(-2) if self.projection.aggregate == "max" else energies.mean(-2)
-        return views.mean(-1)
+        return super()._reduce(views)
 
     # Bases ---------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def bases(self) -> dict[str, Tensor]:
-        """Return the current basis of each projected layer by name: that of the last step, or the learned one.
+        """Return the current basis of each projected layer by name: the basis of the last step, or the learned one.
 
         Layers that share a basis have the same tensor. `Projection.basis` documents the shape.
         """
@@ -238,7 +182,7 @@ class CoMHE(NeuronRegularizer):
         return f"{channels}x{taps}" if self.projection.scope == "channels" else str(channels * taps)
 
     def _draw_bases(self, seed: int, number: int) -> _DrawnBases:
-        """Draw the bases of all keys, also those of layers with λ = 0, so that λ does not change the other bases."""
+        """Draw the bases of all keys, also for layers with λ = 0, so that λ does not change the other bases."""
         generator = seeded_generator(seed, number)
         bases = {
             key: self.projection.basis(*layers[0].shape[1:], generator) for key, layers in self._layers_by_basis.items()
@@ -262,7 +206,7 @@ class CoMHE(NeuronRegularizer):
         return self._drawn.bases
 
     def _learn_bases(self, projection: Learned, rows: Mapping[str, Tensor], step: Step) -> dict[str, Tensor]:
-        """Return learned bases: those at the start of the step, or drawn again, after the updates of this step."""
+        """Return learned bases: the bases at the start of the step, or redrawn ones, after the updates of this step."""
         redrawn: dict[str, Tensor] = {}
         updates = 0
         # A peek uses the bases as they are: measuring must not depend on how often it is done.

@@ -16,9 +16,9 @@ from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_argument
 from hypersphere._notebook import NotebookResult
 from hypersphere._validation import is_integer, require, require_package
-from hypersphere.energy._sampling import MAX_NEURONS, check_seed, evenly_spaced
+from hypersphere.energy._steps import check_seed
 from hypersphere.energy._weight_files import UnreadableWeights, read_neurons
-from hypersphere.energy.random_directions import random_energy
+from hypersphere.energy.energy import MAX_NEURONS, evenly_spaced, random_energy
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, kernel_of
 
@@ -44,7 +44,7 @@ _DISTANCES = ("euclidean", "angular")
 
 @dataclass(frozen=True)
 class Energy:
-    """The mean energy of a layer in one form, and that of random neurons of the same shape."""
+    """The mean energy of a layer in one form, and the energy of random neurons of the same shape."""
 
     value: float
     random_mean: float
@@ -52,7 +52,7 @@ class Energy:
 
     @property
     def excess(self) -> float:
-        """The energy divided by that of random neurons; NaN if the latter is infinite or 0."""
+        """The energy divided by the energy of random neurons; NaN if the latter is infinite or 0."""
         return self.value / self.random_mean if math.isfinite(self.random_mean) and self.random_mean else math.nan
 
 
@@ -228,7 +228,7 @@ def _inspect_rows(
     max_neurons: int,
     probes: int,
 ) -> LayerInspection:
-    """Measure the neurons (N, d) of one layer. The arguments are those of `inspect`."""
+    """Measure the neurons (N, d) of one layer. The arguments are described at `inspect`."""
     n, d = w.shape
     # Statistics of pairs use a sample of the rows of a large layer.
     index = evenly_spaced(n, max_neurons).to(w.device)
@@ -273,7 +273,7 @@ def _covering_radius(unit: Tensor, probes: int, generator: torch.Generator) -> f
 
 
 def _energies(rows: Tensor, n: int, d: int) -> dict[tuple[float, str, bool], Energy]:
-    """Return the energies of a sample of n rows in all forms, with those of random neurons."""
+    """Return the energies of `rows`, a sample from `n` neurons, and the energies expected for random neurons."""
     energies: dict[tuple[float, str, bool], Energy] = {}
     for power, distance, half_space in itertools.product(_POWERS, _DISTANCES, (False, True)):
         potential = PairPotential(kernel_of(power), distance, half_space)
@@ -356,7 +356,7 @@ def angle_density(d: int, points: int = 20_000) -> tuple[Tensor, Tensor]:
 
 
 def _table(inspection: Inspection) -> Table:
-    """Return one line per layer: energies next to those of random neurons, angles in degrees."""
+    """Return one line per layer: energies next to the energies of random neurons, angles in degrees."""
     from rich.table import Table
 
     table = Table(title="Hyperspherical energy of the neurons", caption=_caption(inspection))

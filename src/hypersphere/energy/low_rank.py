@@ -55,7 +55,8 @@ class LowRank(nn.Module):
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the tensor of the layer from Y₁ (N, r) and Y₂ (r, d)."""
         with _numerics.autocast_disabled(first):
-            y1, y2, p1 = _numerics.widen(first), _numerics.widen(second), self.left.to(_numerics.widen(first).dtype)
+            y1, y2 = _numerics.widen(first), _numerics.widen(second)
+            p1 = self.left.to(y1.dtype)
             # Solving with the r × r matrix Y₂P₁ᵀ is more accurate than multiplying by its inverse.
             w = y1 @ torch.linalg.solve(y2 @ p1.mT, y2)
         return w.reshape(self.shape).to(first.dtype)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypersphere import sphere
 from hypersphere._layer_selection import LayerSource
+from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_integer, require
-from hypersphere.energy._regularizer import LayerPenalty, StepResult, place_on_layer, require_bools
-from hypersphere.energy._sampling import check_seed, seeded_generator
-from hypersphere.energy._steps import Step
+from hypersphere.energy._regularizer import LayerPenalty, PenaltyOptions, StepResult, place_on_layer, require_bools
+from hypersphere.energy._steps import Step, check_seed, seeded_generator
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["SRIP", "Orthogonal", "Orthonormal"]
 
@@ -26,14 +28,8 @@ class Orthonormal(LayerPenalty):
         model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ.
         output: True to regularise the output layer too, which the sources exclude.
-        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
-        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
-        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
-            step returns the value of the last step that was not skipped.
-        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
-        where: a function of name and module that returns True for the layers to regularise.
-        auto_advance: False if steps are counted by calling `advance`.
-        report: print which layers are regularised, and which are skipped and why.
+        **options: `layer_weights`, `schedule`, `every`, `output_layer`, `where`, `auto_advance` and `report`, as in
+            `NeuronRegularizer`.
 
     Example:
         >>> Orthonormal({"w": 2 * torch.eye(2)}, weight=1.0)()
@@ -42,32 +38,9 @@ class Orthonormal(LayerPenalty):
 
     is_rotation_invariant: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        model: LayerSource,
-        weight: float = 1e-5,
-        *,
-        output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
-    ) -> None:
-        super().__init__(
-            model,
-            weight,
-            output=output,
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
+    @accept_options_of(LayerPenalty.__init__)
+    def __init__(self, model: LayerSource, weight: float = 1e-5, **options: Unpack[PenaltyOptions]) -> None:
+        super().__init__(model, weight, **options)
 
     def penalty(self, w: Tensor) -> Tensor:
         """Return ‖WWᵀ − I‖² of each set."""
@@ -83,14 +56,8 @@ class Orthogonal(LayerPenalty):
         weight: λ.
         normalize: False for Σ_{i≠j} (wᵢ·wⱼ)² = ‖WWᵀ − diag(WWᵀ)‖²_F, which also shrinks the neurons.
         output: True to regularise the output layer too.
-        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
-        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
-        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
-            step returns the value of the last step that was not skipped.
-        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
-        where: a function of name and module that returns True for the layers to regularise.
-        auto_advance: False if steps are counted by calling `advance`.
-        report: print which layers are regularised, and which are skipped and why.
+        **options: `layer_weights`, `schedule`, `every`, `output_layer`, `where`, `auto_advance` and `report`, as in
+            `NeuronRegularizer`.
 
     Example:
         >>> w = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
@@ -100,34 +67,17 @@ class Orthogonal(LayerPenalty):
 
     is_rotation_invariant: ClassVar[bool] = True
 
+    @accept_options_of(LayerPenalty.__init__)
     def __init__(
         self,
         model: LayerSource,
         weight: float = 1e-5,
         *,
         normalize: bool = True,
-        output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        **options: Unpack[PenaltyOptions],
     ) -> None:
         require_bools(normalize=normalize)
-        super().__init__(
-            model,
-            weight,
-            output=output,
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
+        super().__init__(model, weight, **options)
         self.uses_cosines = normalize
 
     def penalty(self, w: Tensor) -> Tensor:
@@ -151,14 +101,8 @@ class SRIP(LayerPenalty):
         iterations: power iterations per step.
         seed: the seed of the first vectors.
         output: True to regularise the output layer too.
-        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
-        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
-        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
-            step returns the value of the last step that was not skipped.
-        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
-        where: a function of name and module that returns True for the layers to regularise.
-        auto_advance: False if steps are counted by calling `advance`.
-        report: print which layers are regularised, and which are skipped and why.
+        **options: `layer_weights`, `schedule`, `every`, `output_layer`, `where`, `auto_advance` and `report`, as in
+            `NeuronRegularizer`.
 
     Example:
         >>> SRIP({"w": torch.diag(torch.tensor([2.0, 1.0]))}, weight=1.0, iterations=9)()
@@ -170,6 +114,7 @@ class SRIP(LayerPenalty):
 
     is_rotation_invariant: ClassVar[bool] = True
 
+    @accept_options_of(LayerPenalty.__init__)
     def __init__(
         self,
         model: LayerSource,
@@ -177,29 +122,11 @@ class SRIP(LayerPenalty):
         *,
         iterations: int = 2,
         seed: int = 0,
-        output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        **options: Unpack[PenaltyOptions],
     ) -> None:
         require(is_integer(iterations, 1), "iterations", "an integer >= 1", iterations)
         check_seed(seed)
-        super().__init__(
-            model,
-            weight,
-            output=output,
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
+        super().__init__(model, weight, **options)
         self.iterations = iterations
         # One vector per group of each layer, also where λ = 0, so that the keys of the state dict do not depend on λ.
         for index, layer in enumerate(self.selection):
@@ -216,7 +143,7 @@ class SRIP(LayerPenalty):
     def compute(self, labels: Tensor | None, step: Step) -> StepResult:
         """Return one term per layer with λ > 0, and the vectors from which the next step continues.
 
-        It replaces that of `LayerPenalty`, which has no state. A peek iterates too but its vectors are not stored.
+        It replaces `LayerPenalty.compute`, which has no state. A peek iterates too but its vectors are not stored.
         """
         terms, vectors = [], {}
         for index, layer in enumerate(self.selection):

@@ -158,7 +158,7 @@ def require_finite(name: str, x: Tensor) -> None:
         return
     for start, rows in blocks(x):
         # The sum is one cheap reduction. It is not finite if any entry is not.
-        if not bool(torch.isfinite(rows.sum(dtype=_numerics.widen(rows[:0]).dtype))):
+        if not bool(torch.isfinite(rows.sum(dtype=_numerics.compute_dtype(rows.dtype)))):
             invalid = (~torch.isfinite(rows)).any(1).nonzero().flatten().tolist()
             if invalid:  # otherwise the sum of finite entries has overflowed
                 raise ValueError(f"{name} must be finite, but row {start + invalid[0]} is not")

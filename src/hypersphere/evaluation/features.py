@@ -160,7 +160,7 @@ class Pca:
     def __call__(self, features: Array) -> Float[Tensor, "samples components"]:
         """Project (N, d) features to (N, k), in float32 or wider."""
         x = as_features("features", features, like=self.directions)
-        dtype = _numerics.widen(x[:0]).dtype
+        dtype = _numerics.compute_dtype(x.dtype)
         mean, scale = self.mean.to(x.device), self._output_scale().to(x.device)
         # Scaling the small basis instead of the outputs whitens without a second pass over the features.
         basis = self.directions.to(x.device) / scale[:, None]
@@ -171,7 +171,7 @@ class Pca:
         z = as_features("projected", projected, like=self.directions.mT)  # k columns
         mean, scale = self.mean.to(z.device), self._output_scale().to(z.device)
         x = (z.double() * scale) @ self.directions.to(z.device) + mean
-        return x.to(_numerics.widen(z[:0]).dtype)
+        return x.to(_numerics.compute_dtype(z.dtype))
 
     def _output_scale(self) -> Tensor:
         """Return the standard deviation along each direction if outputs are whitened, else ones."""

@@ -1,4 +1,4 @@
-"""When an explicit backward pass may be used, and how it is differentiated again."""
+"""Gradients inside a forward pass, and second derivatives of explicit backward passes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.jit._trace import is_tracing
 
 from hypersphere import _numerics
 
-__all__ = ["differentiable_gradients", "inner_graph", "only_reverse_mode"]
-
-
-def only_reverse_mode(*tensors: Tensor) -> bool:
-    """Return True if an explicit backward pass may replace ordinary operations on these tensors.
-
-    It may in ordinary eager mode. Compilation, export, `torch.jit.trace`, `torch.func` transforms and forward-mode
-    differentiation need ordinary operations, and tensors on the meta device have no values to choose an algorithm by.
-    """
-    if is_tracing() or forward_ad._current_level >= 0:
-        return False
-    return _numerics.values_readable(*tensors)
+__all__ = ["differentiable_gradients", "inner_graph"]
 
 
 @contextlib.contextmanager

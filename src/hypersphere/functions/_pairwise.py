@@ -25,8 +25,8 @@ pairs of the vectors ±ŵᵢ, which include every ŵᵢ with −ŵᵢ.
 
 **Four ways** to compute a sum. `pair_energies` chooses one for each:
 
-* plain (`_plain_sum`): differentiable operations on float64 cosines of all pairs. Under `torch.compile`, `torch.func`
-  and forward mode, for learned weights β, and for second derivatives of the other three.
+* reference (`_reference_sum`): differentiable operations on float64 cosines of all pairs. Under `torch.compile`,
+  `torch.func` and forward mode, for learned weights β, and for second derivatives of the other three.
 * dense (`_dense_sum`): value and gradient from one matrix of all pairs in the dtype of the rows. For mutual sums of at
   most `_DENSE_PAIRS` pairs, with ordinary norms and no close pair. The cosines of many layers are computed together, so
   that the host waits for the device once.
@@ -47,7 +47,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
-from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions.kernel import PairPotential
 
 __all__ = ["PairSum", "pair_energies", "pair_energy"]
@@ -71,7 +71,7 @@ class PairSum(NamedTuple):
         rows: (B, d) the rows r; None for the rows `w[labels]`, which saves a second gradient.
         counted: (B,) booleans, True for the rows r that count; None if all do.
         mean: divide a mutual sum by the number of pairs.
-        sampled_from: if each set is a sample from that many rows, the mean estimates that of all rows without bias.
+        sampled_from: if each set is a sample from that many rows, the mean estimates the mean of all rows without bias.
     """
 
     w: Tensor
@@ -87,7 +87,7 @@ class PairSum(NamedTuple):
     def is_fusable(self) -> bool:
         """True if value and gradient may be computed together. The fused gradient treats β as constant."""
         tensors = [t for t in (self.w, self.rows, self.labels) if t is not None]
-        return only_reverse_mode(*tensors) and (self.weights is None or not self.weights.requires_grad)
+        return _numerics.custom_backward_allowed(*tensors) and (self.weights is None or not self.weights.requires_grad)
 
     @property
     def requires_grad(self) -> bool:
@@ -171,7 +171,7 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
             fused += [(k, part) for part in pair_sum.split()]
         else:
             with _numerics.autocast_disabled(pair_sum.w):
-                totals[k].append(_plain_sum(pair_sum))
+                totals[k].append(_reference_sum(pair_sum))
             is_finite = False
     for batch in _batches(fused):
         parts = [part for _, part in batch]
@@ -197,7 +197,7 @@ def _fused_sums(parts: Sequence[PairSum]) -> list[_Result]:
         # All cosines first, then their extremes, then the potentials: the list below is the only read of values.
         cosines = [_cosines(part.w) for part in parts]
         extremes = torch.stack([c.extremes for c in cosines]).tolist()
-        return [_dense_sum(*one) for one in zip(parts, cosines, extremes, needs, strict=True)]
+        return [_dense_sum(*arguments) for arguments in zip(parts, cosines, extremes, needs, strict=True)]
 
 
 def _mean(pair_sum: PairSum, total: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ def _mean(pair_sum: PairSum, total: Tensor) -> Tensor:
     betas = None if pair_sum.weights is None else (pair_sum.weights, pair_sum.weights)
     antipodal = PairPotential(potential.kernel, potential.distance)(w.new_full((), 4.0), w.new_zeros(()), betas)
     antipodal = count * (antipodal if betas is None else antipodal.mean(-1))
-    # Of the four pairs with signs that a pair stands for, two are at the distance of ŵⱼ and two at that of −ŵⱼ.
+    # Each pair {i, j} gives four pairs of signed vectors: two at the distance of ŵⱼ and two at the distance of −ŵⱼ.
     return 2 * (total + antipodal) / (2 * count * (2 * count - 1))
 
 
@@ -253,11 +253,11 @@ class _Differentiable(torch.autograd.Function):
         with _numerics.autocast_disabled(w):
             if torch.is_grad_enabled():  # the gradients themselves will be differentiated
 
-                def plain(w: Tensor, rows: Tensor | None = None) -> Tensor:
-                    return _plain_sum(PairSum(w, ctx.potential, weights, labels, rows, counted))
+                def reference(w: Tensor, rows: Tensor | None = None) -> Tensor:
+                    return _reference_sum(PairSum(w, ctx.potential, weights, labels, rows, counted))
 
                 inputs = [w] if rows is None else [w, rows]
-                grads = differentiable_gradients(plain, inputs, needs[: len(inputs)], grad_output)
+                grads = differentiable_gradients(reference, inputs, needs[: len(inputs)], grad_output)
                 return None, None, *grads, *([None] if rows is None else [])
             # One factor per set; the batch of a cross sum has one in total.
             scale = grad_output[..., None, None]
@@ -266,10 +266,10 @@ class _Differentiable(torch.autograd.Function):
             return None, None, grad_w if needs[0] else None, scale * grad_rows if needs[1] else None
 
 
-# Plain ---------------------------------------------------------------------------------------------------------------
+# Reference -----------------------------------------------------------------------------------------------------------
 
 
-def _plain_sum(pair_sum: PairSum) -> Tensor:
+def _reference_sum(pair_sum: PairSum) -> Tensor:
     """Return a sum in differentiable operations, from float64 cosines."""
     w, weights = pair_sum.w, pair_sum.weights
     columns = sphere.polar(_numerics.to_float64(w))[1]
@@ -433,7 +433,7 @@ def _evaluate(
 def _replace_small_chords_(squared: Tensor, rows: Tensor, columns: Tensor) -> None:
     """Overwrite the smallest squared chords between unit vectors in float64 by the squared norms of differences."""
     index = (squared < _numerics.exact_difference_threshold()).nonzero()
-    # A layer whose neurons all coincide has too many such pairs. Its chords stay those of the float64 cosines, which
+    # A layer whose neurons all coincide has too many such pairs. Its chords are computed from float64 cosines, which
     # are accurate to the smallest distance at which kernels are evaluated.
     if 0 < len(index) * rows.shape[-1] <= _LARGEST_DIFFERENCES:
         *sets, i, j = index.unbind(1)
@@ -511,7 +511,7 @@ def _blocks(pair_sum: PairSum, rows: Tensor, w: Tensor) -> Iterator[_Block]:
             else:
                 excluded = None if is_mutual else _excluded_entries(pair_sum, i, j)
             betas = None if weights is None else (weights[i, None], weights[None, j])
-            # A block above the diagonal stands for its mirror image too.
+            # A block above the diagonal also represents its mirror image.
             multiplicity = 2 if is_mutual and not on_diagonal else 1
             yield _Block(i, j, (rows[i], w[j]), (unit_rows, unit_columns), betas, excluded, multiplicity, on_diagonal)
 

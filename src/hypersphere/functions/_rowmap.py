@@ -17,10 +17,10 @@ compilation, tracing, `torch.func`, forward mode and the meta device:
 
 (*) In a compiled graph on the CPU, `expression` is a custom op that calls the kernels.
 
-The backward pass of kernels is differentiable: second derivatives (`create_graph=True`) are those of `expression`. The
+The backward pass of kernels is differentiable: second derivatives (`create_graph=True`) come from `expression`. The
 matrix R alone, without rows, is computed by `RowMap.matrix`, for which `Cayley` has a series of products.
 
-Values decide about algorithms only on the CPU, where reading them is free (`_numerics.reading_is_free`): a fast
+Values decide about algorithms only on the CPU, where reading them is free (`_numerics.may_branch_on_values`): a fast
 factorisation is checked there, and repeated by a stable one if it lost digits. On other devices no map makes the host
 wait in a training step, except that torch's SVD (Lowdin) does so itself. No map checks that its inputs are finite: a
 NaN or an infinity gives a weight that is not finite.
@@ -38,10 +38,10 @@ from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
-from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
-from hypersphere.functions._overrides import reset_closed_forms
+from hypersphere.functions._autograd import differentiable_gradients
+from hypersphere.functions._entries import reset_outdated_attributes
 
-__all__ = ["Gradients", "Residuals", "RowMap", "may_branch_on_values", "norms_preserved"]
+__all__ = ["Gradients", "Residuals", "RowMap", "norms_preserved"]
 
 Residuals = Any
 """What a backward kernel needs in addition to its inputs: a NamedTuple of tensors (or None), one type per map."""
@@ -73,9 +73,8 @@ class RowMap(abc.ABC):
             message = f"{cls.__name__}.exact is deprecated, use always_orthogonal instead"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
             cls.always_orthogonal = vars(cls)["exact"]
-        reset_closed_forms(
-            cls, RowMap, ("evaluate", "forward_kernel", "backward_kernel", "matrix"), "expression", "generator"
-        )
+        algorithms = ("evaluate", "forward_kernel", "backward_kernel", "matrix")
+        reset_outdated_attributes(cls, RowMap, algorithms, of=("expression", "generator"))
         cls.has_kernels = cls.forward_kernel is not RowMap.forward_kernel
 
     def identity(self, d: int) -> Float[Tensor, "..."]:
@@ -91,7 +90,7 @@ class RowMap(abc.ABC):
 
         A map whose precision depends on the values overrides this method to choose another dtype or algorithm.
         """
-        if self.has_kernels and only_reverse_mode(free, v):
+        if self.has_kernels and _numerics.custom_backward_allowed(free, v):
             return _KernelFunction.apply(self, free, v)
         return self.expression(free, v)
 
@@ -110,7 +109,7 @@ class RowMap(abc.ABC):
 
     def matrix(self, free: Float[Tensor, "..."]) -> Float[Tensor, "*batch d d"]:
         """Return R. A map that computes R faster than the rows V·Rᵀ of V = I overrides this method."""
-        # Dimensions of `free` beyond those of one set of parameters are batch dimensions.
+        # Dimensions of `free` beyond the dimensions of one set of parameters are batch dimensions.
         batch = free.shape[: free.ndim - self.identity(1).ndim]
         eye = torch.eye(self.size(free), dtype=free.dtype, device=free.device)
         return self(free, eye.expand(*batch, -1, -1)).mT
@@ -155,14 +154,6 @@ class _KernelFunction(torch.autograd.Function):
                 return None, *differentiable_gradients(ctx.method.expression, (free, v), needs, grad)
             residuals = ctx.residuals_type(*residuals)
             return None, *ctx.method.backward_kernel(free, v, residuals, grad, needs_rows=needs[1])
-
-
-def may_branch_on_values(free: Tensor, v: Tensor) -> bool:
-    """Return True if Python may read values to choose an algorithm: in ordinary eager mode on the CPU.
-
-    `hypersphere._numerics` compares this with the other predicates of its kind.
-    """
-    return only_reverse_mode(free, v) and _numerics.reading_is_free(free, v)
 
 
 def norms_preserved(w: Tensor, v: Tensor) -> bool:

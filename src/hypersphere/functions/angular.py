@@ -19,7 +19,7 @@ from torch import Tensor
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_names
 from hypersphere._validation import is_number, require
-from hypersphere.functions._overrides import closed_form_matches
+from hypersphere.functions._entries import attribute_matches
 
 __all__ = ["ANGULARS", "Angular", "Cosine", "Linear", "PowerCosine", "Sigmoid", "SquareCosine", "at_angle"]
 
@@ -36,8 +36,8 @@ class Angular(abc.ABC):
     def __init_subclass__(cls) -> None:
         """Find out which closed forms match the function of the subclass."""
         super().__init_subclass__()
-        cls.has_angle_form = closed_form_matches(cls, "at", of=("__call__",))
-        cls.has_slope = closed_form_matches(cls, "slope", of=("__call__", "at"))
+        cls.has_angle_form = attribute_matches(cls, "at", of=("__call__",))
+        cls.has_slope = attribute_matches(cls, "slope", of=("__call__", "at"))
 
     @abc.abstractmethod
     def __call__(self, c: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from hypersphere import _numerics
 from hypersphere._deprecation import accept_old_methods, deprecated_attribute
 from hypersphere._validation import choose, is_number, require
 from hypersphere.functions._autograd import inner_graph
-from hypersphere.functions._overrides import reset_closed_forms
+from hypersphere.functions._entries import reset_outdated_attributes
 
 __all__ = [
     "KERNELS",
@@ -64,8 +64,8 @@ class Kernel(abc.ABC):
         super().__init_subclass__()
         renamed = {"at_square": "value_at_square", "of_scaled_square": "floored_value_at_scaled_square"}
         accept_old_methods(cls, renamed)
-        closed_forms = ("derivative_at_square", "floored_value_at_scaled_square", "bounded_by_power")
-        reset_closed_forms(cls, Kernel, closed_forms, "value_at_square")
+        attributes = ("derivative_at_square", "floored_value_at_scaled_square", "bounded_by_power")
+        reset_outdated_attributes(cls, Kernel, attributes, of=("value_at_square",))
 
     @abc.abstractmethod
     def value_at_square(self, u: Tensor) -> Tensor:

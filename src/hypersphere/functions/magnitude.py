@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._validation import choose, is_number, require
-from hypersphere.functions._overrides import closed_form_matches
+from hypersphere.functions._entries import attribute_matches
 
 __all__ = [
     "MAGNITUDES",
@@ -59,7 +59,7 @@ class Radial(Magnitude):
     def __init_subclass__(cls) -> None:
         """Find out whether the slope matches the function of the subclass."""
         super().__init_subclass__()
-        cls.has_slope = closed_form_matches(cls, "slope", of=("__call__",))
+        cls.has_slope = attribute_matches(cls, "slope", of=("__call__",))
 
     def __post_init__(self) -> None:
         """Check numbers. Tensors are not checked, because that would read their values."""
@@ -321,13 +321,13 @@ def weighted(
         >>> weighted("tanh", "joint")
         TanhJointlyWeighted(magnitude=Tanh(alpha=1.0, radius=1.0))
     """
-    chosen = choose(MAGNITUDES, magnitude, "magnitude")
+    h = choose(MAGNITUDES, magnitude, "magnitude")
     if weighting is None:
-        return chosen
+        return h
     is_name = isinstance(weighting, str) and weighting in WEIGHTINGS
     require(is_name, "weighting", f"None or one of {', '.join(map(repr, WEIGHTINGS))}", weighting)
-    if isinstance(chosen, Magnitude) and chosen.uses_weight_norm:
-        raise ValueError(f"weighting must be None for {chosen!r}, which already uses ‖w‖")
-    if weighting != "linear" and not isinstance(chosen, Tanh):
-        raise ValueError(f"weighting {weighting!r} is defined for the magnitude Tanh, not for {chosen!r}")
-    return WEIGHTINGS[weighting](chosen)  # type: ignore[call-arg]
+    if isinstance(h, Magnitude) and h.uses_weight_norm:
+        raise ValueError(f"weighting must be None for {h!r}, which already uses ‖w‖")
+    if weighting != "linear" and not isinstance(h, Tanh):
+        raise ValueError(f"weighting {weighting!r} is defined for the magnitude Tanh, not for {h!r}")
+    return WEIGHTINGS[weighting](h)  # type: ignore[call-arg]

@@ -22,7 +22,7 @@ from torch import Tensor
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import accept_old_methods, deprecated_attribute, deprecated_names
 from hypersphere._validation import is_number, require
-from hypersphere.functions._overrides import closed_form_matches
+from hypersphere.functions._entries import attribute_matches
 from hypersphere.functions.angular import Cosine, at_angle
 
 __all__ = [
@@ -69,9 +69,9 @@ class Margin(abc.ABC):
         """Set `changes_other_classes` if a subclass defines only `others`, and reset `for_batch` if only `__call__`."""
         super().__init_subclass__()
         accept_old_methods(cls, {"touches_others": "changes_other_classes"})
-        if not closed_form_matches(cls, "changes_other_classes", of=("others",)):
+        if not attribute_matches(cls, "changes_other_classes", of=("others",)):
             cls.changes_other_classes = True
-        if not any(closed_form_matches(cls, hook, of=("__call__",)) for hook in ("for_batch", "for_quality")):
+        if not any(attribute_matches(cls, hook, of=("__call__",)) for hook in ("for_batch", "for_quality")):
             cls.for_batch = Margin.for_batch  # type: ignore[method-assign]
 
     @abc.abstractmethod
@@ -113,7 +113,7 @@ class AffineAngleMargin(Margin):
         """Find out whether the closed form matches the margin of the subclass."""
         super().__init_subclass__()
         accept_old_methods(cls, {"_parts": "coefficients"})
-        cls.has_slope = closed_form_matches(cls, "value_and_slope", of=("__call__",))
+        cls.has_slope = attribute_matches(cls, "value_and_slope", of=("__call__",))
 
     @property
     @abc.abstractmethod

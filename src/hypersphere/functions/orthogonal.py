@@ -27,7 +27,7 @@ from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions import _expm
 from hypersphere.functions import _factorizations as factorizations
 from hypersphere.functions._autograd import differentiable_gradients
-from hypersphere.functions._rowmap import Gradients, Residuals, RowMap, may_branch_on_values, norms_preserved
+from hypersphere.functions._rowmap import Gradients, Residuals, RowMap, norms_preserved
 
 __all__ = [
     "ORTHOGONALS",
@@ -49,7 +49,7 @@ __all__ = [
 class _TriangularMap(RowMap):
     r"""R = Q of P = QT, with T upper triangular and positive on the diagonal.
 
-    For a change dP, QᵀdQ is the skew matrix whose lower triangle is that of QᵀdP·T⁻¹. So with A = QᵀGᵀV the gradient
+    For a change dP, QᵀdQ is the skew matrix with the lower triangle of QᵀdP·T⁻¹. So with A = QᵀGᵀV the gradient
     of P is Q·tril(A − Aᵀ, −1)·T⁻ᵀ. The gradient of V is G·Q.
     """
 
@@ -92,7 +92,7 @@ class GramSchmidt(_TriangularMap):
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return V·Qᵀ."""
-        if _numerics.reading_is_free(free, v):
+        if _numerics.all_on_cpu(free, v):
             q, triangle, accurate = self._orthogonalize(free)
             w = v @ q.mT
             if accurate and norms_preserved(w, v):
@@ -117,7 +117,7 @@ class GramSchmidt(_TriangularMap):
         self, free: Tensor, v: Tensor, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True
     ) -> Gradients:
         """Return Q·tril(A − Aᵀ, −1)·T⁻ᵀ with A = QᵀGᵀV, and G·Q."""
-        grad_rotated = grad @ residuals.q  # G·Q, the gradient of V, which that of P needs in any case
+        grad_rotated = grad @ residuals.q  # G·Q, the gradient of V, which the gradient of P needs in any case
         coordinates = factorizations.q_gradient_coordinates(grad_rotated, v, residuals.triangle)
         return factorizations.product_with_lower_triangle(residuals.q, coordinates), grad_rotated
 
@@ -134,8 +134,8 @@ class _ReflectionResiduals(NamedTuple):
 class Householder(_TriangularMap):
     r"""R = Q of P = QT by Householder reflections, P = H₁H₂⋯T (thesis, F.6), applied to V without forming Q.
 
-    The signs are those of Gram–Schmidt, so the map is continuous at P = I. In the thesis the sign of the last column
-    depends on the parity of d.
+    The signs are chosen as in Gram–Schmidt, so the map is continuous at P = I. In the thesis the sign of the last
+    column depends on the parity of d.
 
     >>> Householder()(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))
     tensor([[ 0.6000,  0.8000],
@@ -207,7 +207,7 @@ class Lowdin(RowMap):
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return V·Uᵀ = (V·B)(U·B)ᵀ."""
-        if _numerics.reading_is_free(free, v):
+        if _numerics.all_on_cpu(free, v):
             u_in_basis, sigma, basis = factorizations.polar_by_eigenvectors(free)
             v_in_basis = v @ basis
             w = v_in_basis @ u_in_basis.mT
@@ -302,7 +302,7 @@ class Cayley(_CayleyMap):
 
     def evaluate(self, free: Float[Tensor, "*batch m"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         """Return V·Rᵀ, computed in float64 if the dtype of V would be inaccurate."""
-        if not may_branch_on_values(free, v):
+        if not _numerics.may_branch_on_values(free, v):
             return super().evaluate(free, v)
         # Only for odd d does every S have the eigenvalue 0. For even d the eigenvalues are pairs ±iλ.
         is_critical = v.shape[-1] % 2 and free.numel()
@@ -334,7 +334,7 @@ class Cayley(_CayleyMap):
 
         Returns None where values cannot be read, and where S is too large for a short series.
         """
-        if not may_branch_on_values(free, free):
+        if not _numerics.may_branch_on_values(free, free):
             return None
         bounded = self._bounded(free)
         series = factorizations.skew_series(factorizations.unpack_skew(bounded.detach()))
@@ -386,7 +386,7 @@ class Neumann(_CayleyMap):
 
     def evaluate(self, free: Float[Tensor, "*batch m"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         """Return 2Z − V, with Z from the series if its last term is negligible in every row."""
-        if not may_branch_on_values(free, v):
+        if not _numerics.may_branch_on_values(free, v):
             return super().evaluate(free, v)
         # Σ_k V·(−S)^k by Horner's rule: the last term is the difference of the last two sums.
         s = self.generator(free)
@@ -428,7 +428,7 @@ class Exponential(SkewMap):
         """Return V·exp(−S)."""
         # The length of the series depends on values. A compiled graph cannot read them, so the series is one custom op.
         has_plain_generator = type(self).generator is SkewMap.generator
-        if torch.compiler.is_compiling() and has_plain_generator and _numerics.reading_is_free(free, v):
+        if torch.compiler.is_compiling() and has_plain_generator and _numerics.all_on_cpu(free, v):
             return _exponential_op(free, v)
         s = self.generator(free)
         # torch leaves the exponential of a matrix that is not finite undefined.
@@ -436,7 +436,7 @@ class Exponential(SkewMap):
 
     def evaluate(self, free: Float[Tensor, "*batch m"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         """Return V·exp(−S), by the series where its length may depend on values."""
-        return super().evaluate(free, v) if may_branch_on_values(free, v) else self.expression(free, v)
+        return super().evaluate(free, v) if _numerics.may_branch_on_values(free, v) else self.expression(free, v)
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return V·exp(−S)."""
@@ -468,7 +468,7 @@ class Exponential(SkewMap):
     def backward_kernel(
         self, free: Tensor, v: Tensor, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True
     ) -> Gradients:
-        """Return the gradients of the series, after those of the squarings if there are any."""
+        """Return the gradients of the series, after the gradients of the squarings if there are any."""
         terms, radius, powers = residuals
         s, radius = factorizations.unpack_skew(free), float(radius)
         if powers is None:

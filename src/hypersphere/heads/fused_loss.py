@@ -55,7 +55,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
-from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, Riesz
 from hypersphere.heads._centers import gather_winners, largest_per_class, scatter_winners
@@ -267,7 +267,7 @@ def class_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     """
     has_product_form = rule.angular is None or rule.normalize_weight
     is_fusable = has_product_form and not rule.needs_matrix and rule.negatives is None and inputs.x.shape[0] > 0
-    if not is_fusable or not only_reverse_mode(inputs.x, inputs.w, inputs.labels):
+    if not is_fusable or not _numerics.custom_backward_allowed(inputs.x, inputs.w, inputs.labels):
         return reference_terms(inputs, rule)
     # The fused energy is inaccurate for class vectors that nearly coincide. It needs the target class vectors before
     # the products, so it is not used with several centres.

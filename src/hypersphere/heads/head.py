@@ -31,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_argument, deprecated_attribute
 from hypersphere._validation import choose, is_number, require
-from hypersphere.functions._tensor_fields import fields_on_device
+from hypersphere.functions._entries import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Cosine
 from hypersphere.functions.margin import MARGINS, Margin
 from hypersphere.heads import _class_changes
@@ -639,7 +639,7 @@ class AngularHead(nn.Module):
         """
         if step is None or self.energy_start == 0:
             return True
-        readable = _numerics.values_readable(step) and _numerics.reading_is_free(step)
+        readable = _numerics.values_readable(step) and _numerics.all_on_cpu(step)
         return not readable or int(step) >= self.energy_start
 
     def _class_terms(self, batch: Batch, rule: ScoreRule) -> ClassTerms:

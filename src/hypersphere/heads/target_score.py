@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere import _numerics
+from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions.margin import COSINE, AffineAngleMargin, Margin
 from hypersphere.heads._score_functions import straight_through, tensor_fields
 from hypersphere.heads.fused_loss import safe_divisor
@@ -70,7 +71,7 @@ def scaled_psi(product: Tensor, magnitude: Tensor | float, psi: TargetMargin) ->
         magnitude: (B,) h, or one number for all samples.
         psi: ψ, a function of the cosine.
     """
-    if psi.has_closed_form and only_reverse_mode(product):
+    if psi.has_closed_form and _numerics.custom_backward_allowed(product):
         return _ScaledPsi.apply(product, magnitude, psi)
     return reference_scaled_psi(product, magnitude, psi)
 
@@ -171,7 +172,7 @@ def with_normalized_gradient(
 
 def _derivative(function: TargetMargin, at: Tensor) -> Tensor:
     """Return the derivative of an elementwise function, detached."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or _numerics.in_functorch():
         return torch.func.grad(lambda t: function(t).sum())(at).detach()
     # torch.func does not support saved-tensor hooks, which checkpointing and `save_on_cpu` install.
     with torch.enable_grad():

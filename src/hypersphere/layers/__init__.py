@@ -4,7 +4,14 @@ Numbers of equations and sections refer to Weiyang Liu's thesis, *Deep Represent
 """
 
 from hypersphere._deprecation import deprecated_names
-from hypersphere.layers.convert import ConversionPlan, conversion_plan, convert_, revert_
+from hypersphere.layers.convert import (
+    ConversionPlan,
+    conversion_plan,
+    convert_,
+    equivalent_weight,
+    fold_operator_,
+    revert_,
+)
 from hypersphere.layers.decoupled import (
     DEFAULT_OPTIONS,
     DecoupledConv1d,
@@ -15,7 +22,6 @@ from hypersphere.layers.decoupled import (
     OperatorOptions,
     shared_k,
 )
-from hypersphere.layers.fold import equivalent_weight, fold_operator_
 from hypersphere.layers.norm import SphereNorm
 from hypersphere.layers.presets import (
     PRESETS,

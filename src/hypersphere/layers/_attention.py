@@ -62,8 +62,8 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
 
     Attributes:
         q: the decoupled layer of the queries.
-        k: that of the keys.
-        v: that of the values.
+        k: the projection of the keys.
+        v: the projection of the values.
     """
 
     q: DecoupledProjection
@@ -98,7 +98,7 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
         if self.uses_weight_norm:
             return ()
         # A dictionary removes duplicates: q, k and v are usually rows of one parameter.
-        return tuple(dict.fromkeys(one._part.parameter for one in self.projections.values()))
+        return tuple(dict.fromkeys(projection._part.parameter for projection in self.projections.values()))
 
     def forward(
         self,
@@ -111,7 +111,7 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the outputs and, if they are needed, the attention weights. Arguments are those of torch's module."""
+        """Return the outputs and, if they are needed, the attention weights. Arguments are as in torch's module."""
         # torch needs the mask, too: `is_causal` only says which mask it is.
         require(not is_causal or attn_mask is not None, "attn_mask", "a causal mask if is_causal=True", attn_mask)
         # Bring all inputs to (N, length, embed_dim), the layout of `batch_first`.

@@ -123,7 +123,7 @@ def _has_custom_forward(module: nn.Module) -> bool:
 
 
 def convert_layer_(module: nn.Module, options: OperatorOptions) -> None:
-    """Replace the class of a layer by that of the decoupled layer, and configure it. An error leaves it unchanged."""
+    """Replace the class of a layer by the decoupled class, and configure it. An error leaves it unchanged."""
     kind = TORCH_TO_DECOUPLED[torch_class(module)]
     module._converted_from = type(module)  # type: ignore[assignment]  # it may be a subclass of torch's layer
     if kind is DecoupledLinear and not isinstance(module, nn.Linear):
@@ -172,12 +172,12 @@ def update_fast_paths_(model: nn.Module, converted: Iterable[nn.Module] = ()) ->
         model: any module.
         converted: modules that will be converted.
     """
-    chosen = set(converted)
+    to_convert = set(converted)
     for module in model.modules():
         attribute = next((name for kind, name in _FAST_PATHS.items() if isinstance(module, kind)), None)
         if attribute is None:
             continue
-        if any(is_decoupled(part) or part in chosen for part in module.modules()):
+        if any(is_decoupled(part) or part in to_convert for part in module.modules()):
             # `setdefault` keeps the original value if a model is converted in several steps.
             module.__dict__.setdefault("_fast_path", getattr(module, attribute))
             setattr(module, attribute, 0)

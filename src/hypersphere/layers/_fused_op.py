@@ -44,7 +44,7 @@ from hypersphere.functions.angular import ANGULARS, Cosine, Sigmoid
 from hypersphere.functions.angular import Linear as LinearAngle
 from hypersphere.functions.magnitude import MAGNITUDES, Tanh
 from hypersphere.layers._geometry import ConvGeometry, MeasuredPatches, batch_blocks, measure_patches, split_batches
-from hypersphere.layers._operator import OperatorSpec, absorb_response_factor
+from hypersphere.layers._operator import OperatorSpec
 
 __all__ = ["fused_forward", "reference_forward"]
 
@@ -80,27 +80,25 @@ def reference_forward(
 
 
 def fused_forward(
-    patches: MeasuredPatches, w_hat: Tensor, geometry: ConvGeometry, spec: OperatorSpec, *, half_storage: bool
+    patches: MeasuredPatches, w_hat: Tensor, geometry: ConvGeometry, spec: OperatorSpec, *, saves_cotangents: bool
 ) -> Tensor:
     r"""Return s·φ(a·‖x‖)·g(c) like `reference_forward`, with the custom operator.
 
     Args:
         patches: the input and its norms, from `measure_patches`, without a graph: the operator differentiates the norms
             itself.
-        w_hat: directions of the filters.
+        w_hat: directions of the filters, or directions times the response factor.
         geometry: of the convolution.
         spec: φ, g, a, s and k.
-        half_storage: whether to save float16 numbers for backward instead of float32 numbers.
+        saves_cotangents: True to save float16 cotangents for backward instead of products. The filters must then be
+            unit vectors.
     """
-    # Products in half precision take 16 bits already, and float64 is used where precision matters.
-    saves_cotangents = half_storage and patches.x.dtype == torch.float32
-    if not saves_cotangents:  # cotangents are those of cosines, for which filters must stay unit vectors
-        spec, w_hat = absorb_response_factor(spec, w_hat, patches)
     k = spec.k
     needs_products = [patches.x, spec.norm_factor, spec.response_factor, k]
     if type(spec.angular) is not Cosine:  # ∂ŵ of a cosine needs ∂p = G·h·r only
         needs_products.append(w_hat)
     saves = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in needs_products)
+    # Custom ops accept only tensors, numbers and strings, so g and φ travel as a menu name and numbers.
     arguments = _Arguments(
         patches.x,
         w_hat.to(patches.x.dtype),
@@ -240,7 +238,7 @@ def _(*values: Any) -> tuple[Tensor, Tensor]:
     schema=f"(Tensor grad, Tensor stored, bool[] needed, {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *values: Any) -> tuple[Tensor, ...]:
-    """Return the gradients of x, weight, a, s and k. Those that are not needed are empty."""
+    """Return the gradients of x, weight, a, s and k. A gradient that is not needed is an empty tensor."""
     arguments = _Arguments(*values)
     x, weight, square_range_scale = arguments.x, arguments.weight, arguments.square_range_scale
     convolution, spec, wide = arguments.convolution, arguments.spec, arguments.reciprocal.dtype
@@ -336,7 +334,7 @@ def _differentiable_gradients(arguments: _Arguments, grad: Tensor, needed: list[
         learned = arguments._replace(norm_factor=norm_factor, response_factor=response_factor, k=k)
         convolution, spec = learned.convolution, learned.spec
         patches = measure_patches(x, convolution, with_graph=True)
-        # Multiply by n·r, the ratio of the norms that the operator received to those of its input `x`
+        # Multiply by n·r, the ratio of the norms that the operator received to the norms of its input `x`
         # (`MeasuredPatches`).
         patches = patches._replace(norm=patches.norm * (arguments.norm * arguments.reciprocal))
         return reference_forward(patches, weight, convolution, spec.h, spec.angular)
@@ -371,7 +369,7 @@ def _magnitude_terms(spec: OperatorSpec, n: Tensor) -> _MagnitudeTerms | None:
 
 
 class _ParameterGradients:
-    """Gradients of a and s, and the two sums of which `_SigmoidKernel` computes that of k, summed over blocks."""
+    """Accumulate the gradients of a and s, and the two sums from which `_SigmoidKernel.k_gradient` computes ∂k."""
 
     def __init__(self, spec: OperatorSpec, needed: list[bool], wide: torch.dtype) -> None:
         self.spec = spec
@@ -469,7 +467,7 @@ def _magnitude_gradient(
         _add_sum_(parameters.norm_factor, values * n)
     if spec.norm_factor is not None:
         values = values * spec.norm_factor
-    # Gradients are those of the norm 1/r of the operator's input, so by the chain rule there is a factor n·r, a power
+    # ∂n is the gradient of the norm 1/r of the operator's input, so by the chain rule there is a factor n·r, a power
     # of two (`MeasuredPatches`).
     return values.sum(2, keepdim=True) * (n * r)
 

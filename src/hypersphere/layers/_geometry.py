@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
-from hypersphere.functions._autograd import only_reverse_mode
 
 __all__ = [
     "ConvGeometry",
@@ -29,7 +28,6 @@ __all__ = [
     "batch_blocks",
     "filter_polar",
     "measure_patches",
-    "on_accelerator",
     "split_batches",
 ]
 
@@ -58,9 +56,9 @@ class ConvGeometry:
         >>> ConvGeometry.from_list(ConvGeometry((3,), (2,), (1,), (1,)).to_list())
         ConvGeometry(kernel=(3,), stride=(2,), padding=(1,), dilation=(1,), groups=1)
         """
-        groups, *rest = numbers
-        dims = len(rest) // 4
-        kernel, stride, padding, dilation = (tuple(rest[i * dims : (i + 1) * dims]) for i in range(4))
+        groups, *per_dimension = numbers
+        dims = len(per_dimension) // 4
+        kernel, stride, padding, dilation = (tuple(per_dimension[i * dims : (i + 1) * dims]) for i in range(4))
         return cls(kernel, stride, padding, dilation, groups)
 
     def split_filters(self, y: Tensor) -> Tensor:
@@ -147,7 +145,7 @@ class MeasuredPatches(NamedTuple):
 
     The range scales are powers of two against overflow; the table at the top of `_operator` lists them. `x` is the
     scaled input. `reciprocal` is computed from `x`, because products of `x` times `reciprocal` are cosines. `norm` is
-    that of the input itself, because the magnitude depends on it. Therefore
+    computed from the input itself, because the magnitude depends on it. Therefore
 
         norm·reciprocal = (norm range scale)/(input range scale),
 
@@ -189,7 +187,7 @@ def _measure_without_graph(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches
         patches, square_range_scale = _measure_with_graph(x, geometry), _numerics.safe_scale(_sample_peak(x))
         reciprocal = patches.reciprocal * square_range_scale.unsqueeze(1)
         return patches._replace(x=x, reciprocal=reciprocal, square_range_scale=square_range_scale)
-    wide = _numerics.widen(x[:0]).dtype
+    wide = _numerics.compute_dtype(x.dtype)
     squares = torch.empty(len(x), geometry.groups, *x.shape[2:], dtype=wide, device=x.device)
     square_range_scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
     # The peak, the scaled block and its squares are computed while the block is in cache.
@@ -241,7 +239,7 @@ class _FilterPolar(torch.autograd.Function):
     @staticmethod
     def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
         wide = _numerics.widen(rows)
-        if wide.dtype != torch.float32 or on_accelerator(rows):
+        if wide.dtype != torch.float32 or _numerics.on_accelerator(rows):
             return sphere.polar(wide)
         # Squares of all float32 numbers are in the range of float64, so no scaling is necessary.
         length = torch.linalg.vector_norm(wide, dim=1, keepdim=True, dtype=torch.float64)
@@ -271,18 +269,12 @@ def filter_polar(weight: Tensor) -> tuple[Tensor, Tensor]:
             [0.0000, 0.0000]]))
     """
     rows = weight.flatten(1)
-    use_function = only_reverse_mode(weight) and weight.numel() > 0
+    use_function = _numerics.custom_backward_allowed(weight) and weight.numel() > 0
     norm, unit = _FilterPolar.apply(rows) if use_function else sphere.polar(rows)
     return norm.flatten(), unit.to(weight.dtype).view_as(weight)
 
 
 # Blocks of a batch ---------------------------------------------------------------------------------------------------
-
-
-def on_accelerator(x: Tensor) -> bool:
-    """Return True if `x` is stored on the machine's accelerator."""
-    accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and accelerator.type == x.device.type
 
 
 def batch_blocks(entries: int, entries_per_sample: int, x: Tensor) -> list[slice]:
@@ -294,7 +286,7 @@ def batch_blocks(entries: int, entries_per_sample: int, x: Tensor) -> list[slice
     >>> batch_blocks(1_000_000, 6, torch.arange(5))
     [slice(0, 5, None)]
     """
-    if on_accelerator(x):
+    if _numerics.on_accelerator(x):
         return [slice(0, len(x))]
     count = max(1, -(-len(x) * entries_per_sample // (entries * torch.get_num_threads())))
     step = max(1, -(-len(x) // count))

@@ -37,11 +37,10 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics
 from hypersphere._validation import require
-from hypersphere.functions._autograd import only_reverse_mode
 from hypersphere.functions._recomputation import PassHistory
 from hypersphere.functions.angular import ANGULARS, Cosine, Sigmoid
 from hypersphere.functions.magnitude import MAGNITUDES, Ball, InnerProduct, Linear, Radial, Seg, Sphere, Tanh
-from hypersphere.layers._geometry import ConvGeometry, MeasuredPatches, filter_polar, measure_patches, on_accelerator
+from hypersphere.layers._geometry import ConvGeometry, MeasuredPatches, filter_polar, measure_patches
 
 if TYPE_CHECKING:
     from hypersphere.layers.decoupled import DecoupledLayer
@@ -101,9 +100,9 @@ def choose_implementation(
         return "reference"
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         # The compiler of an accelerator fuses ordinary operations better.
-        is_usable = not torch._C._are_functorch_transforms_active() and not on_accelerator(x)
+        is_usable = not _numerics.in_functorch() and not _numerics.on_accelerator(x)
     else:
-        is_usable = only_reverse_mode(x, filters) and x.numel() > 0 and filters.numel() > 0
+        is_usable = _numerics.custom_backward_allowed(x, filters) and x.numel() > 0 and filters.numel() > 0
     return "fused" if is_usable else "reference"
 
 
@@ -217,7 +216,7 @@ class LearnedRadius:
     @classmethod
     def attach_to(cls, layer: DecoupledLayer, start: float | Tensor, per: str) -> LearnedRadius:
         """Register the three tensors on a layer that has none, and return the object that computes ρ from them."""
-        layer.log_radius = _log_parameter(start, per, layer._filters)
+        layer.log_radius = _log_parameter(start, per, layer._weight_as_filters)
         mean_norm = layer.log_radius.new_ones(layer.groups, requires_grad=False)
         layer.register_buffer("mean_norm", mean_norm)
         layer.register_buffer("num_batches_tracked", torch.zeros_like(mean_norm, dtype=torch.int64))

@@ -6,7 +6,7 @@ neighbouring entries, by filters that are reversed along their kernel:
     weight (in, out/groups, *kernel)  →  filters (out, in/groups, *kernel), reversed
     input of length L                 →  (L − 1)·s + 1 entries, padded by dilation·(kernel − 1) − padding on either side
 
-The decoupled operator is that of this convolution. A patch has the norm of the entries that the window covers, and a
+The decoupled operator is defined by this convolution. A patch has the norm of the entries that the window covers, and a
 filter has all weights of one output channel, as `layers_of` reads them. The inserted zeros are multiplied, too, so a
 converted layer takes about s times the multiplications per dimension of the transposed convolution.
 """
@@ -23,7 +23,7 @@ from torch.jit._trace import is_tracing
 
 from hypersphere._validation import require
 from hypersphere.layers._geometry import ConvGeometry
-from hypersphere.layers.decoupled import DecoupledLayer, DecoupledLinear
+from hypersphere.layers.decoupled import DecoupledLinear, SlidingWindowLayer
 
 __all__ = [
     "DecoupledConvTranspose1d",
@@ -41,35 +41,32 @@ class DecoupledTransposedLinear(DecoupledLinear):
         return super().forward(x)
 
     @property
-    def _filters(self) -> Tensor:
+    def _weight_as_filters(self) -> Tensor:
         return self.weight.mT
 
-    def _in_order_of_weight(self, filters: Tensor) -> Tensor:
+    def _filters_as_weight(self, filters: Tensor) -> Tensor:
         return filters.mT
 
 
-class _DecoupledConvTranspose(DecoupledLayer):
+class _DecoupledConvTranspose(SlidingWindowLayer):
     """Mixin of the three decoupled transposed convolutions, which `convert_` makes from torch's layers.
 
     `DecoupledLayer.forward` receives the spread input.
     """
 
     in_channels: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
     padding: Any
-    dilation: tuple[int, ...]
     _output_padding: Any
 
     @property
-    def _filters(self) -> Tensor:
+    def _weight_as_filters(self) -> Tensor:
         # Exchange inputs and outputs within each group, and reverse the kernel.
         stored = self.weight  # read once, because a parametrisation computes it each time
         groups, (channels, filters, *kernel) = self.groups, stored.shape
         weight = stored.reshape(groups, channels // groups, filters, *kernel).transpose(1, 2)
         return weight.reshape(groups * filters, channels // groups, *kernel).flip(self._kernel_dims)
 
-    def _in_order_of_weight(self, filters: Tensor) -> Tensor:
+    def _filters_as_weight(self, filters: Tensor) -> Tensor:
         groups, (count, channels, *kernel) = self.groups, filters.shape
         weight = filters.flip(self._kernel_dims).reshape(groups, count // groups, channels, *kernel).transpose(1, 2)
         return weight.reshape(groups * channels, count // groups, *kernel)
@@ -86,7 +83,7 @@ class _DecoupledConvTranspose(DecoupledLayer):
             self._check_shape(x, self.in_channels // self.groups)
         dims = len(self.kernel_size)
         settings = (self.stride, self.padding, self.kernel_size, dims, self.dilation)
-        batch = x.unsqueeze(0) if x.ndim == dims + 1 else x
+        batch = x.unsqueeze(0) if self._is_single_sample(x) else x
         y = super().forward(self._spread(batch, self._output_padding(batch, output_size, *settings)))
         return y if batch is x else y.squeeze(0)
 
@@ -102,12 +99,6 @@ class _DecoupledConvTranspose(DecoupledLayer):
             edge = self.dilation[i] * (self.kernel_size[i] - 1) - self.padding[i]  # F.pad crops if it is negative
             padding = [edge, edge + output_padding[i], *padding]
         return F.pad(x, padding)
-
-    def _check_shape(self, x: Tensor, filter_channels: int) -> None:
-        dims, channels = len(self.kernel_size) + 2, filter_channels * self.groups
-        fits = x.ndim in (dims - 1, dims) and x.shape[1 - dims] == channels
-        accepted = f"a tensor with {dims - 1} or {dims} dimensions and {channels} channels"
-        require(fits, "input", accepted, tuple(x.shape))
 
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         convolve = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]

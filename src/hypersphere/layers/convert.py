@@ -1,4 +1,4 @@
-"""Convert the layers of a trained model to decoupled layers, and back.
+"""Convert the layers of a trained model to decoupled layers, and back, or fold decoupled layers into layers of torch.
 
 A conversion changes the class of a layer and adds the settings of the operator as attributes. The module object, its
 parameters, hooks and name stay, so optimisers keep working, tied weights stay tied and references stay valid. `revert_`
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
@@ -22,7 +22,7 @@ from hypersphere._layer_selection import NeuronLayer, SkippedLayer, find_layers
 from hypersphere._modes import evaluation_mode, training_mode
 from hypersphere._signatures import named_parameters
 from hypersphere._validation import guard_save_pretrained, require
-from hypersphere.layers._attention import DecoupledProjection
+from hypersphere.layers._attention import DecoupledMultiheadAttention, DecoupledProjection
 from hypersphere.layers._convert_layer import (
     TORCH_TO_DECOUPLED,
     convert_layer_,
@@ -35,13 +35,14 @@ from hypersphere.layers._convert_layer import (
     torch_class,
     update_fast_paths_,
 )
+from hypersphere.layers._operator import inner_product_filters, is_inner_product
 from hypersphere.layers.decoupled import DecoupledLayer, OperatorOptions, require_known_options
 from hypersphere.layers.norm import SphereNorm
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ConversionPlan", "conversion_plan", "convert_", "revert_"]
+__all__ = ["ConversionPlan", "conversion_plan", "convert_", "equivalent_weight", "fold_operator_", "revert_"]
 
 Model = TypeVar("Model", bound=nn.Module)
 Predicate = Callable[[str, nn.Module], bool]
@@ -337,8 +338,8 @@ def _observe(
     layers: dict[tuple[str, str], nn.Module] = {}
     handles = []
     try:
-        for one in attention:
-            convert_layer_(one, OperatorOptions(magnitude="inner_product"))
+        for attention_module in attention:
+            convert_layer_(attention_module, OperatorOptions(magnitude="inner_product"))
         for name, module in modules.items():
             parts = decoupled_parts(module) if is_decoupled(module) else {"": module}
             layers |= {(name, suffix): part for suffix, part in parts.items()}
@@ -351,9 +352,9 @@ def _observe(
     finally:
         for handle in handles:
             handle.remove()
-        for one in attention:
-            if is_decoupled(one):
-                revert_layer_(one)
+        for attention_module in attention:
+            if is_decoupled(attention_module):
+                revert_layer_(attention_module)
     for key in layers:
         if key not in observed:
             raise ValueError(f"the calibration input does not reach layer {key[0]!r}")
@@ -372,7 +373,7 @@ def _keep_scale_(layer: DecoupledLayer, observed: tuple[Tensor, Tensor] | None) 
     elif layer.uses_weight_norm:
         factor = 1.0
     else:
-        factor = float(layer._filters.float().flatten(1).norm(dim=1).square().mean().sqrt())
+        factor = float(layer._weight_as_filters.float().flatten(1).norm(dim=1).square().mean().sqrt())
     h = layer.magnitude
     names: list[str] = [f.name for f in fields(h) if f.name in ("alpha", "beta")] if is_dataclass(h) else []
     if not names:  # an inner product keeps its scale by itself; a user's function has no number to adjust
@@ -389,3 +390,76 @@ def _root_mean_square(module: nn.Module, y: Tensor) -> Tensor:
         channels_last = torch_class(module) is nn.Linear
         y = y - (bias.float() if channels_last else bias.float().reshape(-1, *[1] * (module.weight.ndim - 2)))  # type: ignore[operator]
     return y.square().mean().sqrt()
+
+
+# Folding -------------------------------------------------------------------------------------------------------------
+
+
+def fold_operator_(model: nn.Module) -> int:
+    """Replace all decoupled layers by layers of torch in place if each is an inner product; return their number, or 0.
+
+    The responses of `inner_product`, and of `linear` with or without weighting, with the cosine, are inner products.
+    All others depend on the norm of each patch, which a layer of torch does not compute.
+
+    Raises:
+        ValueError: each layer is an inner product, but one is parametrised, or shares its weight with a layer that
+            needs another one after folding. The model is unchanged.
+    """
+    weights = {module: equivalent_weight(module) for module in model.modules() if isinstance(module, DecoupledLayer)}
+    if not weights or any(weight is None for weight in weights.values()):
+        return 0
+    folded = cast(dict[nn.Module, Tensor], weights)
+    # Both raise their errors before the first weight changes.
+    layers_to_revert(model)
+    _require_consistent_ties(model, folded)
+    for module, weight in folded.items():
+        with torch.no_grad():
+            cast(Tensor, module.weight).copy_(weight)
+    revert_(model)
+    return len(weights)
+
+
+def _require_consistent_ties(model: nn.Module, folded: dict[nn.Module, Tensor]) -> None:
+    """Raise a `ValueError` if layers share a parameter of which they need different values after folding."""
+
+    def value_after_folding(module: nn.Module, name: str, parameter: Tensor) -> Tensor:
+        if isinstance(module, DecoupledMultiheadAttention):
+            for projection in module.projections.values():
+                part = projection._part
+                if part.parameter == name:
+                    parameter = part.replaced(parameter, folded[projection], part.shape_of(parameter))
+            return parameter
+        return folded[module] if name == "weight" and module in folded else parameter
+
+    # Parameters are shared if they are the same object, or different objects with the same memory.
+    users: dict[tuple[int, ...], list[tuple[str, nn.Module, str]]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                users.setdefault((parameter.data_ptr(), *parameter.shape), []).append((path, module, name))
+    for first, *others in users.values():
+        for other in others:
+            values = [
+                value_after_folding(module, name, cast(Tensor, module._parameters[name]).detach())
+                for _, module, name in (first, other)
+            ]
+            if not torch.equal(*values):
+                raise ValueError(
+                    f"layer {first[0]!r} must not share its weight, but it shares it with {other[0]!r}, "
+                    "and folding would change the output of one of them"
+                )
+
+
+def equivalent_weight(layer: DecoupledLayer) -> Float[Tensor, "..."] | None:
+    """Return the weight of the layer of torch with the same response, or None if there is no such layer.
+
+    >>> from hypersphere.layers import DecoupledLinear
+    >>> layer = DecoupledLinear(2, 1, magnitude="linear")
+    >>> _ = layer.weight.data.copy_(torch.tensor([[3.0, 4.0]]))
+    >>> equivalent_weight(layer), equivalent_weight(DecoupledLinear(2, 1, magnitude="tanh"))
+    (tensor([[0.6000, 0.8000]]), None)
+    """
+    if not is_inner_product(layer.magnitude, layer.angular):
+        return None
+    filters = inner_product_filters(layer.magnitude, layer.weighting, layer._weight_as_filters)
+    return layer._filters_as_weight(filters.detach()).to(layer.weight.dtype)

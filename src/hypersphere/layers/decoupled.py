@@ -27,7 +27,7 @@ from torch.jit._trace import is_tracing
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import choose, is_number, nearest_name, require
-from hypersphere.functions._tensor_fields import fields_on_device
+from hypersphere.functions._entries import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Sigmoid
 from hypersphere.functions.magnitude import MAGNITUDES, Ball, Seg, Tanh, weighted
 from hypersphere.layers._fused_op import fused_forward, reference_forward
@@ -57,6 +57,7 @@ __all__ = [
     "DecoupledLayer",
     "DecoupledLinear",
     "OperatorOptions",
+    "SlidingWindowLayer",
     "require_known_options",
     "shared_k",
 ]
@@ -151,12 +152,12 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     _radius: LearnedRadius | None
 
     @property
-    def _filters(self) -> Tensor:
+    def _weight_as_filters(self) -> Tensor:
         """The weight as (filters, channels per group, *kernel). Layers that store it in another order override this."""
         return self.weight
 
-    def _in_order_of_weight(self, filters: Tensor) -> Tensor:
-        """Return filters in the order of `weight`: the inverse of `_filters`."""
+    def _filters_as_weight(self, filters: Tensor) -> Tensor:
+        """Return filters in the order of `weight`: the inverse of `_weight_as_filters`."""
         return filters
 
     # Forward ---------------------------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         autocast_dtype = _autocast_dtype(x)
         # The cast below does what autocast would do to products. It must not apply to norms and angles.
         with _numerics.autocast_disabled(x):
-            filters = self._filters  # the only read of the weight: a parametrisation computes it each time
+            filters = self._weight_as_filters  # the only read of the weight: a parametrisation computes it each time
             if not is_tracing():  # `torch.jit.trace` warns about comparisons of sizes
                 self._check_shape(x, filters.shape[1])
             dtype = torch.promote_types(x.dtype, filters.dtype) if autocast_dtype is None else autocast_dtype
@@ -191,7 +192,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     def _check_shape(self, x: Tensor, filter_channels: int) -> None:
         """Raise a `ValueError` unless `x` has the right dimensions and the right number of channels or features.
 
-        `filter_channels` is the number of channels or features that each filter sees, those of its group.
+        `filter_channels` is the number of channels or features of one group, which each filter sees.
         """
 
     @abc.abstractmethod
@@ -217,15 +218,19 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         h: Callable[[Tensor], Tensor | None]
         if is_factorable(self.magnitude, learns_radius=radius is not None):
             spec, patches = operator_spec(self.magnitude, g, self.weighting, w_norm, radius, patches)
+            # Products in half precision take 16 bits already, and float64 is used where precision matters.
+            saves_cotangents = fused and self.storage == "half" and patches.x.dtype == torch.float32
+            if not saves_cotangents:  # a cotangent is computed from a cosine, so the filters must stay unit vectors
+                spec, w_hat = absorb_response_factor(spec, w_hat, patches)
             if fused:
-                y = fused_forward(patches, w_hat, geometry, spec, half_storage=self.storage == "half")
+                y = fused_forward(patches, w_hat, geometry, spec, saves_cotangents=saves_cotangents)
                 return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
-            spec, w_hat = absorb_response_factor(spec, w_hat, patches)
             h = spec.h
         else:  # a user's function of both norms
             magnitude = self.magnitude
             if radius is not None:
-                assert isinstance(magnitude, (Ball, Tanh, Seg))  # a subclass of one of them
+                # `check_learn_radius` accepts subclasses, which `is_factorable` rejects.
+                assert isinstance(magnitude, (Ball, Tanh, Seg))
                 magnitude = replace(magnitude, radius=radius.log.exp())
             h = partial(weighted(magnitude, self.weighting), w_norm)
         y = reference_forward(patches, w_hat, geometry, h, g)
@@ -253,12 +258,13 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         require(is_number(momentum, 0, 1) and momentum > 0, "momentum", "a number in (0, 1]", momentum)
         require(storage in ("full", "half"), "storage", "'full' or 'half'", storage)
         learn_k, learn_radius = settings["learn_k"], settings["learn_radius"]
-        log_k = initial_log_k(angular, learn_k, self._filters)
+        log_k = initial_log_k(angular, learn_k, self._weight_as_filters)
         check_learn_radius(magnitude, learn_radius)
         self.magnitude, self.angular, self.weighting = magnitude, angular, settings["weighting"]
         self.radius_norm, self.momentum, self.storage = radius_norm, momentum, storage
         self.log_k, self.log_radius, self._radius = log_k, None, None
-        # The initial value of a parameter of the user, which need not be that of g. On the meta device it has none.
+        # Keep the initial value of a user's parameter for `reset_parameters`; it may differ from the k of g. It has no
+        # value on the meta device.
         is_given = isinstance(learn_k, nn.Parameter) and not learn_k.is_meta
         self._given_log_k = learn_k.detach().clone() if is_given else None  # type: ignore[union-attr]
         if learn_radius is not None:
@@ -360,13 +366,26 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
 # The layers ----------------------------------------------------------------------------------------------------------
 
 
-class _DecoupledConv(DecoupledLayer):
-    """Mixin of the three decoupled convolutions. Each inherits from this class, then from torch's convolution."""
+class SlidingWindowLayer(DecoupledLayer):
+    """Mixin of decoupled layers with a kernel: convolutions and transposed convolutions."""
 
-    _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
+
+    def _check_shape(self, x: Tensor, filter_channels: int) -> None:
+        dims, channels = len(self.kernel_size) + 2, filter_channels * self.groups
+        fits = x.ndim in (dims - 1, dims) and x.shape[1 - dims] == channels
+        require(fits, "input", f"a tensor with {dims - 1} or {dims} dimensions and {channels} channels", tuple(x.shape))
+
+    def _is_single_sample(self, x: Tensor) -> bool:
+        return x.ndim < len(self.kernel_size) + 2
+
+
+class _DecoupledConv(SlidingWindowLayer):
+    """Mixin of the three decoupled convolutions. Each inherits from this class, then from torch's convolution."""
+
+    _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     padding_mode: Any
     _reversed_padding_repeated_twice: list[int]
 
@@ -390,11 +409,6 @@ class _DecoupledConv(DecoupledLayer):
         super().__init__(*shape, bias=bias, padding_mode=padding_mode, device=device, dtype=dtype)
         self._configure(options)
 
-    def _check_shape(self, x: Tensor, filter_channels: int) -> None:
-        dims, channels = len(self.kernel_size) + 2, filter_channels * self.groups
-        fits = x.ndim in (dims - 1, dims) and x.shape[1 - dims] == channels
-        require(fits, "input", f"a tensor with {dims - 1} or {dims} dimensions and {channels} channels", tuple(x.shape))
-
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)
 
@@ -411,9 +425,6 @@ class _DecoupledConv(DecoupledLayer):
 
     def _from_batch(self, y: Tensor, x: Tensor) -> Tensor:
         return y.squeeze(0) if self._is_single_sample(x) else y
-
-    def _is_single_sample(self, x: Tensor) -> bool:
-        return x.ndim < len(self.kernel_size) + 2
 
 
 class DecoupledConv1d(_DecoupledConv, nn.Conv1d):

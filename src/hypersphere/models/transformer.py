@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import sphere
-from hypersphere._numerics import narrow, widen, zero_floor
+from hypersphere._numerics import compute_dtype, narrow, widen, zero_floor
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.models._blocks import LayerFactory, height_and_width, require_num_classes
 
@@ -206,7 +206,7 @@ class SphereTransformer(nn.Module):
         weights = list(dims)
         # `_foreach_norm` has no dimension. The clamp keeps vectors of zeros at zero.
         norms = [
-            torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=widen(weight[:0]).dtype)
+            torch.linalg.vector_norm(weight, dim=dim, keepdim=True, dtype=compute_dtype(weight.dtype))
             for weight, dim in dims.items()
         ]
         torch._foreach_clamp_min_(norms, zero_floor(norms[0].dtype))
@@ -350,7 +350,7 @@ class _Attention(nn.Module):
 def _rotary_angles(length: int, head_dim: int, h: Tensor) -> Tensor:
     """Return the angles t·10000^(−2i/d_k) of positions t and pairs of coordinates i, (length, head_dim/2)."""
     # Computed for each batch instead of stored, so that half precision does not round large angles.
-    dtype = widen(h[:0]).dtype
+    dtype = compute_dtype(h.dtype)
     frequencies = 10000.0 ** -(torch.arange(0, head_dim, 2, device=h.device, dtype=dtype) / head_dim)
     return torch.outer(torch.arange(length, device=h.device, dtype=dtype), frequencies)
 

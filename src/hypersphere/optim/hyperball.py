@@ -208,7 +208,7 @@ class _Move:
             zeros = torch.zeros_like(self.weight)
             # The CPU allocator may return memory to the system, and requesting it again costs more than the arithmetic
             # of a step. Other devices have allocators that keep memory.
-            if _numerics.reading_is_free(zeros):
+            if _numerics.all_on_cpu(zeros):
                 displacements[self.parameter] = zeros
         self.parameter.data = zeros
 

@@ -229,7 +229,7 @@ class RowAdamW(_RowOptimizer):
 
 def _wide_zeros(weight: Tensor) -> Tensor:
     """Return zeros of the shape of a weight, in float32 or wider."""
-    return torch.zeros_like(weight, dtype=_numerics.widen(weight[:0]).dtype)
+    return torch.zeros_like(weight, dtype=_numerics.compute_dtype(weight.dtype))
 
 
 def _rows(t: Tensor, index: Tensor | slice) -> Tensor:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import WeightPart
-from hypersphere.functions._autograd import only_reverse_mode
 
 __all__ = ["Int8Neurons", "int8_linear"]
 
@@ -68,7 +67,11 @@ def int8_linear(
     bias: Float[Tensor, " n"] | None,
 ) -> Float[Tensor, "*batch n"]:
     """Return x·Vᵀ + bias for quantised neurons V. No copy of V in floating point is kept for the backward pass."""
-    if torch.is_autocast_enabled(x.device.type) or x.dtype != scale.dtype or not only_reverse_mode(x, integers, scale):
+    if (
+        torch.is_autocast_enabled(x.device.type)
+        or x.dtype != scale.dtype
+        or not _numerics.custom_backward_allowed(x, integers, scale)
+    ):
         return F.linear(x, integers.to(scale.dtype) * scale, bias)
     y = _Int8Linear.apply(x, integers, scale)
     return y if bias is None else y + bias

@@ -36,7 +36,7 @@ from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
 from hypersphere.functions import _factorizations as factorizations
-from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions.orthogonal import Cayley
 from hypersphere.rotation.layout import BlockLayout
 
@@ -95,7 +95,7 @@ def rotated_linear(
         layout: the blocks of R.
     """
     rows = x.reshape(-1, layout.size)
-    if _has_explicit_backward(rows, v) and only_reverse_mode(matrices):
+    if _has_explicit_backward(rows, v) and _numerics.custom_backward_allowed(matrices):
         y = _InputSide.apply(layout, rows, matrices, v)
         y = y if bias is None else y.add_(bias)
     else:
@@ -134,7 +134,9 @@ def cayley_linear(
 
 def _has_explicit_backward(x: Tensor, v: Tensor) -> bool:
     """Return True if the explicit backward passes of this module may be used for these inputs and neurons."""
-    return x.dtype == v.dtype and not torch.is_autocast_enabled(x.device.type) and only_reverse_mode(x, v)
+    return (
+        x.dtype == v.dtype and not torch.is_autocast_enabled(x.device.type) and _numerics.custom_backward_allowed(x, v)
+    )
 
 
 def _rotated(layout: BlockLayout, x: Tensor, matrices: Tensor) -> Tensor:

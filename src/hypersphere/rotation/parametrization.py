@@ -104,7 +104,7 @@ class Rotation(nn.Module):
         # than float32, whatever the precision of the frozen weight.
         identity = layout.expand(method.identity(layout.block_size))
         self.parameter_sets["main"] = nn.Parameter(
-            identity.to(device=like.device, dtype=_numerics.widen(like.new_empty(0)).dtype)
+            identity.to(device=like.device, dtype=_numerics.compute_dtype(like.dtype))
         )
 
     # The weight ------------------------------------------------------------------------------------------------------

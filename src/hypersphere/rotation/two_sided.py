@@ -38,7 +38,7 @@ from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import WeightPart
-from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.rotation._rotated_linear import backward_of_chunk, chunks
 from hypersphere.rotation.layout import BlockLayout
@@ -312,7 +312,11 @@ def two_sided_linear(
     # Rows are multiplied by the transposed blocks: y = R·x as a row is xᵀ·Rᵀ.
     r_t, p_t = (None if blocks is None else blocks.mT for blocks in (r, p))
     tensors = [t for t in (rows, r_t, p_t, v) if t is not None]
-    if not torch.is_autocast_enabled(x.device.type) and x.dtype == v.dtype and only_reverse_mode(*tensors):
+    if (
+        not torch.is_autocast_enabled(x.device.type)
+        and x.dtype == v.dtype
+        and _numerics.custom_backward_allowed(*tensors)
+    ):
         y = _TwoSided.apply(outputs, inputs, rows, r_t, p_t, v)
     else:
         y = _two_sided(outputs, inputs, rows, r_t, p_t, v)

@@ -18,7 +18,7 @@ from hypersphere._validation import require
 from hypersphere.data.loading import batch_sizes, rows_of_rank
 from hypersphere.data.pairs import draw_possible_pairs
 from hypersphere.energy import layer_energies
-from hypersphere.energy._sampling import evenly_spaced
+from hypersphere.energy.energy import evenly_spaced
 from hypersphere.evaluation import first_of_each, identify, retrieve, verify
 from hypersphere.heads import NonFiniteScoresError, ShardedHead
 from hypersphere.training.objective import Objective
