@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from hypersphere._layer_selection import NeuronLayer, SkippedLayer, find_layers
+from hypersphere._layer_selection import NeuronLayer, SkippedLayer, layers_of
 from hypersphere._modes import evaluation_mode, training_mode
 from hypersphere._signatures import named_parameters
 from hypersphere._validation import guard_save_pretrained, require
@@ -224,7 +224,7 @@ def conversion_plan(
         SkippedLayer(name='2', reason='it is the output layer')
     """
     require(where is None or callable(where), "where", "None or a function of a name and a module", where)
-    selection = find_layers(model, output_layer)
+    selection = layers_of(model, output_layer=output_layer)
     if where is None:  # else it decides about the output layer, too
         selection.warn_if_output_is_unknown()
     candidates = {

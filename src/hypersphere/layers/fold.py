@@ -48,7 +48,7 @@ def _require_consistent_ties(model: nn.Module, folded: dict[nn.Module, Tensor]) 
             for projection in module.projections.values():
                 part = projection._part
                 if part.parameter == name:
-                    parameter = part.replaced(parameter, folded[projection], part.shape_of(parameter))
+                    parameter = part.with_rows(parameter, folded[projection])
             return parameter
         return folded[module] if name == "weight" and module in folded else parameter
 

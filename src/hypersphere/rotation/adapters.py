@@ -41,16 +41,16 @@ from hypersphere.rotation._peft_format import read_peft_adapter, write_peft_adap
 from hypersphere.rotation._quantized import Int8Neurons
 from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.layout import BlockLayout
-from hypersphere.rotation.parametrization import Rotation, rows_of
+from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.rotate import (
     attach,
     is_quantized,
-    neurons_of,
-    plain_rows,
+    original_weight,
     reason_not_rotatable,
     rotated_layers,
     rotation_parameters,
     save_obstacle,
+    unparametrized_rows,
     use_rotation_set,
 )
 from hypersphere.rotation.two_sided import TwoSidedRotation
@@ -142,11 +142,11 @@ def _warn_about_other_parameters(model: nn.Module) -> None:
 
 def _neurons(module: nn.Module, rotation: Rotation) -> Tensor:
     """Return the neurons of a rotated layer: the weight, or the rows of a layer that has only a part of it."""
-    return _whole_weight_or_rows(rotation.part, neurons_of(module, rotation.part.parameter))
+    return _whole_weight_or_rows(rotation.part, original_weight(module, rotation.part.parameter))
 
 
 def _whole_weight_or_rows(part: WeightPart, weight: Tensor) -> Tensor:
-    return weight if part.is_whole else rows_of(part, weight)
+    return weight if part.is_whole else part.rows(weight)
 
 
 def _frozen_neurons(layer: NeuronLayer, stored: LayerAdapter) -> Tensor:
@@ -213,7 +213,7 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
         True
     """
     require(isinstance(check, bool), "check", "a bool", check)
-    selection = layers_of(model, output=None)
+    selection = layers_of(model, output_layer=None)
     adapter = _with_present_names(_read(Path(folder)), selection)
     layers = {path: layer for layer in selection for path in (layer.name, *layer.aliases)}
     unknown = [layer for layer in adapter.layers if layer not in layers]
@@ -296,7 +296,7 @@ def _prepare_plain_layers(
         reason = _reason_not_rotatable(layer)
         if reason is not None:
             raise ValueError(f"layer {path!r} of the adapter cannot be rotated in this model: {reason}")
-        stored, rows = adapter.layers[path], plain_rows(layer)
+        stored, rows = adapter.layers[path], unparametrized_rows(layer)
         _require_shape(path, adapter, _whole_weight_or_rows(layer.part, layer.tensor))
         layout = _blocks_of_adapter(path, stored, layer.length * (layer.groups if layer.part.stacked else 1))
         rotation = Rotation(stored.method, layout, side=stored.side, dropout=stored.dropout, like=rows)
@@ -421,7 +421,7 @@ def merge(model: nn.Module) -> nn.Module:
         # Rotations of several parts of a weight are applied one after the other. Each keeps the
         # whole weight with the parts up to its own rotated. Reads return that of the last one.
         key = (module, rotation.part.parameter)
-        rotation.merge(weights.get(key, neurons_of(*key)))
+        rotation.merge(weights.get(key, original_weight(*key)))
         weights[key] = cast(Tensor, rotation.merged)
     return model
 

@@ -21,8 +21,8 @@ from hypersphere.energy import hyperspherical_energy
 from hypersphere.functions._factorizations import gram_error
 from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation.activations import InputRotation
-from hypersphere.rotation.parametrization import Rotation, rows_of
-from hypersphere.rotation.rotate import neurons_of, rotated_layers
+from hypersphere.rotation.parametrization import Rotation
+from hypersphere.rotation.rotate import original_weight, rotated_layers
 from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "orthogonality_error", "rotation_states"]
@@ -63,12 +63,12 @@ def rotation_states(model: nn.Module) -> dict[str, RotationState]:
             part = rotation.part
             with evaluation_mode(rotation):  # without the dropout of blocks
                 weight = cast(Tensor, getattr(module, part.parameter))
-            rows = rows_of(part, neurons_of(module, part.parameter))
-            states[name] = _state([rotation], rows, rows_of(part, weight), experts=part.groups if part.stacked else 1)
+            rows = part.rows(original_weight(module, part.parameter))
+            states[name] = _state([rotation], rows, part.rows(weight), experts=part.groups if part.stacked else 1)
         elif isinstance(rotation, TwoSidedRotation):
             part = rotation.part
-            neurons = rotation.in_order_of_layer(rows_of(part, neurons_of(module, part.parameter)))
-            rotated = rows_of(part, cast(Tensor, getattr(module, part.parameter)))
+            neurons = rotation.unpermuted(part.rows(original_weight(module, part.parameter)))
+            rotated = part.rows(cast(Tensor, getattr(module, part.parameter)))
             states[name] = _state(rotation.rotations, neurons, rotated)
     for name, module in model.named_modules():
         if isinstance(module, InputRotation):

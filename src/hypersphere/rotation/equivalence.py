@@ -20,7 +20,7 @@ from hypersphere._layer_selection import NeuronLayer
 from hypersphere._validation import choose, guard_save_pretrained, is_integer, is_number, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.rotation.rotate import attach, plain_rows, rotatable_layers, save_obstacle
+from hypersphere.rotation.rotate import attach, rotatable_layers, save_obstacle, unparametrized_rows
 from hypersphere.rotation.stochastic import PeriodicFold
 from hypersphere.rotation.two_sided import TwoSidedRotation
 
@@ -103,14 +103,14 @@ class Equivalence(PeriodicFold):
         # All rotations are made before the first one is attached, so that an error leaves the model unchanged.
         plans: list[tuple[NeuronLayer, TwoSidedRotation, Tensor]] = []
         for layer in selection:
-            weight = plain_rows(layer)
+            weight = unparametrized_rows(layer)
             seeds = {
                 f"{side}_seed": int(torch.randint(2**62, (), generator=generator)) if sides in (side, "both") else None
                 for side in ("output", "input")
             }
             rotation = TwoSidedRotation(chosen, block_size, **seeds, like=weight)
             rows = weight if start == "keep" else _normalized_rows(weight, scale, generator)
-            plans.append((layer, rotation, rotation.in_order_of_blocks(rows)))
+            plans.append((layer, rotation, rotation.permuted(rows)))
         for layer, rotation, rows in plans:
             attach(layer, rotation, rows)
         guard_save_pretrained(model, save_obstacle)

@@ -32,7 +32,7 @@ from hypersphere.functions.orthogonal import Cayley, SkewMap
 from hypersphere.rotation._rotated_linear import cayley_linear, input_side_is_cheaper, rotated_linear
 from hypersphere.rotation.layout import BlockLayout
 
-__all__ = ["Rotation", "Side", "WeightState", "in_memory_format_of", "replace_rows", "rows_of"]
+__all__ = ["Rotation", "Side", "WeightState"]
 
 Side = Literal["auto", "weight", "input"]
 
@@ -123,7 +123,7 @@ class Rotation(nn.Module):
                 rows = self.layout.rotate_rows(self.dropped_out(self.method.matrix(free)), rows)
             else:
                 rows = self.layout.rotate(self.method, free, rows, self.dimensions)
-            return replace_rows(self.part, neurons, self._split_experts(_numerics.narrow(rows, neurons.dtype), neurons))
+            return self.part.with_rows(neurons, self._split_experts(_numerics.narrow(rows, neurons.dtype), neurons))
 
     def rotates_input(self, x: Float[Tensor, "*batch d"], neuron_count: int) -> bool:
         """Return True if the forward pass of a linear layer is to rotate its input, and not its weight."""
@@ -167,8 +167,8 @@ class Rotation(nn.Module):
         """
         groups, neurons, channels, taps = self.part.shape_of(weight)
         if not self._has_rotation_per_group(groups, channels * taps):
-            return rows_of(self.part, weight)
-        return self.part.read(weight, (groups, neurons, channels, taps)).transpose(0, 1).reshape(neurons, -1)
+            return self.part.rows(weight)
+        return self.part.row_sets(weight).transpose(0, 1).reshape(neurons, -1)
 
     def _split_experts(self, rows: Float[Tensor, "rows size"], weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
         """Undo `_experts_side_by_side`."""
@@ -197,7 +197,7 @@ class Rotation(nn.Module):
         with self.layer_named_in_errors():
             rows = self.layout.rotate(self.method, free, rows, dimensions)
         rows = self._split_experts(_numerics.narrow(rows, neurons.dtype), neurons)
-        self.part.write(neurons, rows, self.part.shape_of(neurons))
+        self.part.write(neurons, rows)
         self.parameter.copy_(self.identity())
         self.merged = None
 
@@ -221,7 +221,7 @@ class Rotation(nn.Module):
     def redraw(self, neurons: Float[Tensor, "..."], folds: int) -> None:
         """Draw other dimensions after fold number `folds` (S-OPT)."""
         dimensions, seed = cast(Tensor, self.dimensions), int(cast(Tensor, self.seed))
-        size = rows_of(self.part, neurons).shape[1]
+        size = self.part.rows(neurons).shape[1]
         dimensions.copy_(self.layout.draw_order(size, seed, folds)[: len(dimensions)])
 
     def require_foldable(self) -> None:
@@ -356,23 +356,3 @@ class WeightState(NamedTuple):
         for name in self.parameter_order:  # a saved optimiser state refers to parameters by their position
             if name in module._parameters:  # another weight of the module may still be rotated
                 module._parameters[name] = module._parameters.pop(name)
-
-
-def rows_of(part: WeightPart, weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
-    """Return the neurons of a part of a weight as rows, in the dtype of the weight. Experts follow each other."""
-    if weight.ndim == 2 and part.is_whole:  # the weight is the rows: the forward pass of a linear layer saves two views
-        return weight
-    return part.read(weight, part.shape_of(weight)).flatten(0, 1)
-
-
-def replace_rows(part: WeightPart, weight: Float[Tensor, "..."], rows: Float[Tensor, "n d"]) -> Float[Tensor, "..."]:
-    """Return the weight with other neurons in this part of it, in the memory format of `weight`. Differentiable."""
-    return in_memory_format_of(weight, part.replaced(weight, rows, part.shape_of(weight)))
-
-
-def in_memory_format_of(neurons: Tensor, weight: Tensor) -> Tensor:
-    """Return the weight in the memory format of the neurons, such as `torch.channels_last`."""
-    # Compilers choose memory formats themselves, and transforms cannot ask for them.
-    if not _numerics.values_readable(neurons) or weight.stride() == neurons.stride():
-        return weight
-    return torch.empty_like(neurons).copy_(weight)

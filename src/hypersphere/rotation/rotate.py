@@ -19,7 +19,7 @@ from torch.jit._trace import is_tracing
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics, sphere
-from hypersphere._layer_selection import LayerSelection, NeuronLayer, WeightPart, find_layers
+from hypersphere._layer_selection import LayerSelection, NeuronLayer, WeightPart, layers_of
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import choose, guard_save_pretrained, is_integer, is_number, require, warn_user
 from hypersphere.functions._rowmap import RowMap
@@ -28,7 +28,7 @@ from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.rotation._quantized import Int8Neurons, int8_linear
 from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.layout import BlockLayout
-from hypersphere.rotation.parametrization import Rotation, Side, WeightState, replace_rows, rows_of
+from hypersphere.rotation.parametrization import Rotation, Side, WeightState
 from hypersphere.rotation.refine import refine_neurons, require_energy
 from hypersphere.rotation.two_sided import TwoSidedRotation
 
@@ -162,7 +162,7 @@ def rotate_(
     # All parametrisations are made before the first one is attached, so that an error leaves the model unchanged.
     plans: list[tuple[NeuronLayer, Rotation | CustomTransform, Tensor | None]] = []
     for layer in selection:
-        weight = plain_rows(layer)
+        weight = unparametrized_rows(layer)
         parametrization: Rotation | CustomTransform
         if isinstance(method, RowMap):
             layout = _blocks_of_layer(layer, blocks, block_size, shared, factors)
@@ -197,7 +197,7 @@ def prepared_rows(
     """Return the neurons with which a rotation starts, see `rotate_`, or None if the layer keeps its neurons."""
     if refine is None and not normalize:
         return None
-    rows = plain_rows(layer)
+    rows = unparametrized_rows(layer)
     # Neurons of different groups are never compared. A group of one neuron, as in a depthwise convolution, stays.
     if refine is not None and (layer.groups == 1 or layer.shape[1] > 1):
         sets = rows.chunk(layer.groups)
@@ -246,7 +246,7 @@ class CustomTransform(nn.Module):
 
     def forward(self, neurons: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the transformed neurons."""
-        return replace_rows(self.part, neurons, self.transform(rows_of(self.part, neurons)))
+        return self.part.with_rows(neurons, self.transform(self.part.rows(neurons)))
 
 
 AnyRotation = Rotation | TwoSidedRotation | CustomTransform
@@ -265,9 +265,9 @@ def attach(
     parametrization.part = layer.part
     if rows is not None:  # in the stored weight, which another part may have parametrised already
         is_new = not parametrize.is_parametrized(module, parameter)
-        weight = layer.tensor if is_new else neurons_of(module, parameter)
+        weight = layer.tensor if is_new else original_weight(module, parameter)
         with torch.no_grad():
-            layer.part.write(weight, rows, layer.shape)
+            layer.part.write(weight, rows)
     if not isinstance(parametrization, CustomTransform):
         parametrization.layer_name = layer.name
     others = [(rotation.part.parameter, rotation.original_state) for rotation in _rotations_of(module)]
@@ -326,7 +326,7 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
         _require_foldable(name, module, rotation, keep)
     if keep:
         for _, module, rotation in layers:
-            cast(Rotation | TwoSidedRotation, rotation).fold(neurons_of(module, rotation.part.parameter))
+            cast(Rotation | TwoSidedRotation, rotation).fold(original_weight(module, rotation.part.parameter))
     else:
         # A weight with several rotations is replaced once.
         states = {(module, rotation.part.parameter): rotation.original_state for _, module, rotation in layers}
@@ -426,7 +426,7 @@ def _forward_linear(plain: Callable[..., Any]) -> Callable[..., Any]:
         biases = [None] * len(rotations) if bias is None else bias.split(neuron_count)
         outputs = []
         for rotation, one_bias in zip(rotations, biases, strict=True):
-            parts = [rows_of(rotation.part, tensor) for tensor in stored]
+            parts = [rotation.part.rows(tensor) for tensor in stored]
             if len(parts) == 1:
                 outputs.append(rotation.forward_linear(x, parts[0], one_bias))
             else:
@@ -510,7 +510,7 @@ def rotatable_layers(
     require(isinstance(model, nn.Module), "model", "a module", type(model).__name__)
     require(isinstance(output, bool), "output", "a bool (output_layer names the layer)", output)
     require(isinstance(embeddings, bool), "embeddings", "a bool", embeddings)
-    layers = find_layers(model, output_layer, where)
+    layers = layers_of(model, output_layer=output_layer, where=where)
     if where is None and not output:
         layers.warn_if_output_is_unknown()
     # Prefixes of the names of layers inside an InputRotation.
@@ -563,7 +563,7 @@ def reason_not_rotatable(layer: NeuronLayer) -> str | None:
         return f"{type(module).__name__} passes its stored weights to torch, and not those of a parametrisation"
     if parametrize.is_parametrized(module, layer.parameter):
         return None  # reported as an error by `_require_not_parametrized`
-    return layer.not_writable
+    return layer.reason_not_writable
 
 
 def _require_not_parametrized(layer: NeuronLayer) -> None:
@@ -574,17 +574,12 @@ def _require_not_parametrized(layer: NeuronLayer) -> None:
         raise ValueError(f"layer {name!r} must have a plain weight, but it is parametrised already (by {by})")
 
 
-def plain_weight(layer: NeuronLayer) -> Float[Tensor, "..."]:
-    """Return the complete weight of a layer, or raise an error if it is parametrised or its neurons are not finite."""
+def unparametrized_rows(layer: NeuronLayer) -> Float[Tensor, "n d"]:
+    """Return the neurons in the dtype of the weight, or raise an error if it is parametrised or not finite."""
     _require_not_parametrized(layer)
-    weight = layer.tensor
-    _numerics.require_finite_rows(f"the weight of layer {layer.name!r}", rows_of(layer.part, weight.detach()))
-    return weight
-
-
-def plain_rows(layer: NeuronLayer) -> Float[Tensor, "n d"]:
-    """Return the neurons of `plain_weight` as rows, in the dtype of the weight."""
-    return rows_of(layer.part, plain_weight(layer).detach())
+    rows = layer.part.rows(layer.tensor.detach())
+    _numerics.require_finite_rows(f"the weight of layer {layer.name!r}", rows)
+    return rows
 
 
 # Rotated models ------------------------------------------------------------------------------------------------------
@@ -633,7 +628,7 @@ def _stored(module: nn.Module, parameter: str) -> tuple[Tensor, ...]:
     return tuple(cast(Tensor, getattr(maps, name)) for name in names)
 
 
-def neurons_of(module: nn.Module, parameter: str = "weight") -> Tensor:
+def original_weight(module: nn.Module, parameter: str = "weight") -> Tensor:
     """Return V, the weight of a rotated layer before its rotation. Quantised neurons become floating-point numbers."""
     stored = _stored(module, parameter)
     return stored[0] if len(stored) == 1 else cast(Tensor, _parametrizations_of(module, parameter)[0](*stored))

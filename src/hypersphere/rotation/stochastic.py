@@ -22,11 +22,11 @@ from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.rotate import (
     attach,
-    neurons_of,
-    plain_rows,
+    original_weight,
     rotatable_layers,
     rotated_layers,
     save_obstacle,
+    unparametrized_rows,
 )
 from hypersphere.rotation.two_sided import TwoSidedRotation
 
@@ -78,7 +78,7 @@ class PeriodicFold(abc.ABC):
                     raise ValueError(f"a layer of this model ({type(module).__name__}) was folded; create a new {kind}")
                 rotation.require_foldable()
             for module, rotation in layers:
-                neurons = neurons_of(module, rotation.part.parameter)
+                neurons = original_weight(module, rotation.part.parameter)
                 rotation.fold(neurons)
                 rotation.redraw(neurons, steps // self.every)
                 for parameter in rotation.parameters():
@@ -156,7 +156,7 @@ class Stochastic(PeriodicFold):
         # All rotations are made before the first one is attached, so that an error leaves the model unchanged.
         rotations = []
         for i, layer in enumerate(selection):
-            weight = plain_rows(layer)
+            weight = unparametrized_rows(layer)
             size = weight.shape[1]
             count = size if whole_first and i == 0 else _dimension_count(fraction, layer.name, size)
             if count == size:

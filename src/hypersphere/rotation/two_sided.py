@@ -42,7 +42,7 @@ from hypersphere.functions._autograd import differentiable_gradients, only_rever
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.rotation._rotated_linear import backward_of_chunk, chunks
 from hypersphere.rotation.layout import BlockLayout
-from hypersphere.rotation.parametrization import Rotation, WeightState, replace_rows, rows_of
+from hypersphere.rotation.parametrization import Rotation, WeightState
 
 __all__ = ["TwoSidedRotation"]
 
@@ -122,9 +122,9 @@ class TwoSidedRotation(nn.Module):
     def forward(self, neurons: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return W for Ŵ₀, with the shape, dtype and memory format of `neurons`."""
         with _numerics.autocast_disabled(neurons):
-            rows = rows_of(self.part, _numerics.widen_parameter(neurons))
+            rows = self.part.rows(_numerics.widen_parameter(neurons))
             rows = self._rotate(rows, _numerics.widen_parameter)
-            return replace_rows(self.part, neurons, self.in_order_of_layer(_numerics.narrow(rows, neurons.dtype)))
+            return self.part.with_rows(neurons, self.unpermuted(_numerics.narrow(rows, neurons.dtype)))
 
     def _rotate(self, rows: Tensor, widen: Callable[[Tensor], Tensor]) -> Tensor:
         """Return R̂·Ŵ₀·P̂, in the order of the blocks."""
@@ -144,15 +144,15 @@ class TwoSidedRotation(nn.Module):
         with rotation.layer_named_in_errors():
             return rotation.method.matrix(widen(rotation.parameter))
 
-    def in_order_of_blocks(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def permuted(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Return a weight with its rows and columns in the order of the blocks."""
         # Autograd saves the indices. `DistributedDataParallel` writes to buffers in every forward pass, which would
         # invalidate saved ones, so save a copy.
         rows = rows if self.output_order is None else rows.index_select(0, self.output_order.clone())
         return rows if self.input_order is None else rows.index_select(1, self.input_order.clone())
 
-    def in_order_of_layer(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """Undo `in_order_of_blocks`."""
+    def unpermuted(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Undo `permuted`."""
         rows = rows if self.output_order is None else rows.index_select(0, self.output_order.argsort())
         return rows if self.input_order is None else rows.index_select(1, self.input_order.argsort())
 
@@ -179,7 +179,7 @@ class TwoSidedRotation(nn.Module):
         """Return layout and order of one side, and its matrices."""
         if rotation is None or order is None:
             return None, None
-        # Autograd may save the order, see `in_order_of_blocks`.
+        # Autograd may save the order, see `permuted`.
         return OrderedBlocks(rotation.layout, order.clone()), self._matrices(rotation, _numerics.widen_parameter)
 
     # Folding ---------------------------------------------------------------------------------------------------------
@@ -188,20 +188,20 @@ class TwoSidedRotation(nn.Module):
     def fold(self, neurons: Float[Tensor, "..."]) -> None:
         """Replace Ŵ₀ by R̂·Ŵ₀·P̂, computed in float64, and restart from R = P = I."""
         self.require_finite()
-        rows = self._rotate(_numerics.to_float64(rows_of(self.part, neurons)), _numerics.to_float64)
-        self.part.write(neurons, _numerics.narrow(rows, neurons.dtype), self.part.shape_of(neurons))
+        rows = self._rotate(_numerics.to_float64(self.part.rows(neurons)), _numerics.to_float64)
+        self.part.write(neurons, _numerics.narrow(rows, neurons.dtype))
         for rotation in self.rotations:
             rotation.parameter.copy_(rotation.identity())
 
     @torch.no_grad()
     def redraw(self, neurons: Float[Tensor, "..."], folds: int) -> None:
         """Draw other orders after fold number `folds`, and store W₀ in the new order. R and P must be I."""
-        rows = self.in_order_of_layer(rows_of(self.part, neurons))
+        rows = self.unpermuted(self.part.rows(neurons))
         for rotation, order in ((self.output, self.output_order), (self.input, self.input_order)):
             if rotation is not None and order is not None:
                 seed = int(cast(Tensor, rotation.seed))
                 order.copy_(rotation.layout.draw_order(len(order), seed, folds))
-        self.part.write(neurons, self.in_order_of_blocks(rows), self.part.shape_of(neurons))
+        self.part.write(neurons, self.permuted(rows))
 
     def require_foldable(self) -> None:
         """Raise a `ValueError` if `fold` would."""

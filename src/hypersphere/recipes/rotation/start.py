@@ -69,7 +69,7 @@ def source_energy(init: Component, seed: int, refine: str | None = None, steps: 
     network = models.MODELS["opt_cnn6"]()
     create(init, "init", network)
     total = 0.0
-    for layer in layers_of(network, output=None).hidden:
+    for layer in layers_of(network, output_layer=None).hidden:
         rows = layer.rows().detach()
         if refine is not None:
             rows = refine_neurons(rows, refine, steps=steps)
