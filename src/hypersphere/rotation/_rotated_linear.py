@@ -40,7 +40,14 @@ from hypersphere.functions._autograd import differentiable_gradients, only_rever
 from hypersphere.functions.orthogonal import Cayley
 from hypersphere.rotation.layout import BlockLayout
 
-__all__ = ["backward_of_chunk", "cayley_linear", "chunks", "input_side_is_cheaper", "rotated_linear"]
+__all__ = [
+    "backward_of_chunk",
+    "cayley_linear",
+    "chunks",
+    "rotated_linear",
+    "rotating_input_and_output_is_cheaper",
+    "rotating_input_is_cheaper",
+]
 
 # Rows per chunk: 256 rows of 2,048 float32 numbers are 2 MB, the size of a second-level cache.
 CHUNK_ROWS = 256
@@ -48,7 +55,7 @@ CHUNK_ROWS = 256
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 
-def input_side_is_cheaper(tokens: int, out: int, layout: BlockLayout, *, x_needs_grad: bool, trains: bool) -> bool:
+def rotating_input_is_cheaper(tokens: int, out: int, layout: BlockLayout, *, x_needs_grad: bool, trains: bool) -> bool:
     """Return True if rotating the input takes fewer multiplications than rotating the weight.
 
     Args:
@@ -61,9 +68,9 @@ def input_side_is_cheaper(tokens: int, out: int, layout: BlockLayout, *, x_needs
 
     Example:
         >>> layout = BlockLayout(1024, blocks=32)
-        >>> input_side_is_cheaper(4096, 1024, layout, x_needs_grad=True, trains=True)
+        >>> rotating_input_is_cheaper(4096, 1024, layout, x_needs_grad=True, trains=True)
         True
-        >>> input_side_is_cheaper(4096, 1024, layout, x_needs_grad=False, trains=False)
+        >>> rotating_input_is_cheaper(4096, 1024, layout, x_needs_grad=False, trains=False)
         False
     """
     if layout.blocks == 1:
@@ -72,10 +79,48 @@ def input_side_is_cheaper(tokens: int, out: int, layout: BlockLayout, *, x_needs
         return False
     # Per entry of a neuron. Large products: output, and gradients of the weight or of the rotated input, and of x.
     block = layout.block_size * layout.factors
-    weight_side = tokens * out * (1 + trains + x_needs_grad) + out * block * (1 + trains)
+    weight_cost = tokens * out * (1 + trains + x_needs_grad) + out * block * (1 + trains)
     block_rows = min(tokens, out) + tokens * (trains + x_needs_grad)
-    input_side = tokens * out * (1 + (trains or x_needs_grad)) + block_rows * block
-    return input_side < weight_side
+    input_cost = tokens * out * (1 + (trains or x_needs_grad)) + block_rows * block
+    return input_cost < weight_cost
+
+
+def rotating_input_and_output_is_cheaper(
+    tokens: int,
+    shape: Sequence[int],
+    outputs: BlockLayout | None,
+    inputs: BlockLayout | None,
+    *,
+    x_needs_grad: bool,
+    trains: bool,
+) -> bool:
+    """Return True if rotating inputs and outputs takes fewer multiplications than rotating the weight R·W₀·P.
+
+    Args:
+        tokens: the number of input vectors.
+        shape: the shape (n, d) of the weight.
+        outputs: the blocks of R, or None.
+        inputs: the blocks of P, or None.
+        x_needs_grad: whether the input needs a gradient.
+        trains: whether the rotations need a gradient.
+
+    Example:
+        >>> blocks = BlockLayout(1024, blocks=16)
+        >>> rotating_input_and_output_is_cheaper(1024, (1024, 1024), blocks, blocks, x_needs_grad=True, trains=True)
+        True
+        >>> rotating_input_and_output_is_cheaper(4096, (1024, 1024), blocks, blocks, x_needs_grad=False, trains=False)
+        False
+    """
+    if not trains and parametrize._cache_enabled:  # the weight is computed once for many batches
+        return False
+    n, d = shape
+    b_out, b_in = (0 if layout is None else layout.block_size for layout in (outputs, inputs))
+    # The backward pass of the weight side needs the gradients of R, of W₀·P and of P, but not that of W₀.
+    block_products = b_out * (1 + 2 * trains) + b_in * (1 + trains)
+    weight_cost = tokens * n * d * (1 + trains + x_needs_grad) + n * d * block_products
+    blocks = tokens * (n * b_out + d * b_in)
+    input_and_output_cost = tokens * n * d * (1 + (trains or x_needs_grad)) + blocks * (1 + trains + x_needs_grad)
+    return input_and_output_cost < weight_cost
 
 
 def rotated_linear(

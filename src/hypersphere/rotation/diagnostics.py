@@ -20,7 +20,7 @@ from hypersphere._validation import is_number, require
 from hypersphere.energy import hyperspherical_energy
 from hypersphere.functions._factorizations import gram_error
 from hypersphere.functions.orthogonal import SkewMap
-from hypersphere.rotation.activations import InputRotation
+from hypersphere.rotation.input_rotation import InputRotation
 from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.rotate import original_weight, rotated_layers
 from hypersphere.rotation.two_sided import TwoSidedRotation
@@ -134,7 +134,7 @@ def degrees_of_freedom(model: nn.Module, *, on_group: Iterable[Tensor] = ()) -> 
         19
     """
     rotations = [module for module in model.modules() if isinstance(module, Rotation)]
-    of_rotations = {id(p) for rotation in rotations for p in rotation.parameter_sets.values()}
+    of_rotations = {id(p) for rotation in rotations for p in rotation.free.values()}
     total = sum(rotation.degrees_of_freedom() for rotation in rotations)
     total += sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in of_rotations)
     unique = {id(p): p for p in on_group if p.requires_grad}.values()

@@ -34,13 +34,12 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import WeightPart
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.functions._rowmap import RowMap
-from hypersphere.rotation._rotated_linear import backward_of_chunk, chunks
+from hypersphere.rotation._rotated_linear import backward_of_chunk, chunks, rotating_input_and_output_is_cheaper
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation, WeightState
 
@@ -156,18 +155,23 @@ class TwoSidedRotation(nn.Module):
         rows = rows if self.output_order is None else rows.index_select(0, self.output_order.argsort())
         return rows if self.input_order is None else rows.index_select(1, self.input_order.argsort())
 
-    def forward_linear(
-        self, x: Float[Tensor, "*batch d"], neurons: Float[Tensor, "n d"], bias: Float[Tensor, " n"] | None
-    ) -> Float[Tensor, "*batch n"] | None:
-        """Return the output of a linear layer by rotating inputs and outputs, or None to rotate the weight."""
-        if x.shape[-1:] != neurons.shape[1:]:
-            return None
+    def rotates_input(self, x: Float[Tensor, "*batch d"], weight: Tensor) -> bool:
+        """Return True if a linear layer should rotate its inputs and outputs instead of its stored weight."""
+        if not self.part.is_whole or x.shape[-1:] != weight.shape[1:]:
+            return False
         trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
         needs_grad = torch.is_grad_enabled() and x.requires_grad
         layouts = [None if rotation is None else rotation.layout for rotation in (self.output, self.input)]
-        tokens = x.numel() // max(neurons.shape[1], 1)
-        if not activations_are_cheaper(tokens, neurons.shape, *layouts, x_needs_grad=needs_grad, trains=trains):
-            return None
+        tokens = x.numel() // max(weight.shape[1], 1)
+        return rotating_input_and_output_is_cheaper(
+            tokens, weight.shape, *layouts, x_needs_grad=needs_grad, trains=trains
+        )
+
+    def linear_output(
+        self, x: Float[Tensor, "*batch d"], stored: Sequence[Tensor], bias: Float[Tensor, " n"] | None
+    ) -> Float[Tensor, "*batch n"]:
+        """Return x·(R·W₀·P)ᵀ + bias, where `stored` is the weight Ŵ₀ alone."""
+        (neurons,) = stored
         with _numerics.autocast_disabled(neurons):
             outputs, r = self._ordered_blocks(self.output, self.output_order)
             inputs, p = self._ordered_blocks(self.input, self.input_order)
@@ -248,44 +252,6 @@ class OrderedBlocks:
         if size == x.shape[1]:
             return self.layout.rotate_inputs(matrices, x)
         return torch.cat([self.layout.rotate_inputs(matrices, x[:, :size]), x[:, size:]], 1)
-
-
-def activations_are_cheaper(
-    tokens: int,
-    shape: Sequence[int],
-    outputs: BlockLayout | None,
-    inputs: BlockLayout | None,
-    *,
-    x_needs_grad: bool,
-    trains: bool,
-) -> bool:
-    """Return True if rotating inputs and outputs takes fewer multiplications than rotating the weight.
-
-    Args:
-        tokens: the number of input vectors.
-        shape: the shape (n, d) of the weight.
-        outputs: the blocks of R, or None.
-        inputs: the blocks of P, or None.
-        x_needs_grad: whether the input needs a gradient.
-        trains: whether the rotations need a gradient.
-
-    Example:
-        >>> blocks = BlockLayout(1024, blocks=16)
-        >>> activations_are_cheaper(1024, (1024, 1024), blocks, blocks, x_needs_grad=True, trains=True)
-        True
-        >>> activations_are_cheaper(4096, (1024, 1024), blocks, blocks, x_needs_grad=False, trains=False)
-        False
-    """
-    if not trains and parametrize._cache_enabled:  # the weight is computed once for many batches
-        return False
-    n, d = shape
-    b_out, b_in = (0 if layout is None else layout.block_size for layout in (outputs, inputs))
-    # The backward pass of the weight side needs the gradients of R, of W₀·P and of P, but not that of W₀.
-    block_products = b_out * (1 + 2 * trains) + b_in * (1 + trains)
-    weight_side = tokens * n * d * (1 + trains + x_needs_grad) + n * d * block_products
-    blocks = tokens * (n * b_out + d * b_in)
-    activation_side = tokens * n * d * (1 + (trains or x_needs_grad)) + blocks * (1 + trains + x_needs_grad)
-    return activation_side < weight_side
 
 
 def two_sided_linear(

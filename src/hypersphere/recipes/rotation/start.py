@@ -27,10 +27,10 @@ from hypersphere.recipes.rotation.settings import (
     method_row,
 )
 from hypersphere.rotation import refine_neurons
-from hypersphere.rotation.menu import NeuronPreparation
 from hypersphere.training import Experiment, Run
 from hypersphere.training.components import create
 from hypersphere.training.config import Component, merge
+from hypersphere.training.rotations import NeuronPreparation
 
 __all__ = ["INITIAL_ENERGY", "measure_start", "source_energy"]
 

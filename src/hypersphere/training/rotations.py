@@ -31,15 +31,15 @@ class TrainedRotation:
 
     Attributes:
         penalty: term that is added to the loss.
-        on_group: parameters that are trained by descent on the orthogonal group.
-        group_optimizer: makes the optimiser of those parameters.
-        stochastic: rotations of randomly drawn dimensions, folded and redrawn periodically.
+        orthogonal_parameters: matrices that are trained by descent on the orthogonal group.
+        orthogonal_optimizer: makes the optimiser of these matrices.
+        periodic_fold: folds and redraws the rotations periodically.
     """
 
     penalty: Callable[[], Tensor] | None = None
-    on_group: list[nn.Parameter] = field(default_factory=list)
-    group_optimizer: Callable[..., torch.optim.Optimizer] = OGD
-    stochastic: rotation.Stochastic | rotation.Equivalence | None = None
+    orthogonal_parameters: list[nn.Parameter] = field(default_factory=list)
+    orthogonal_optimizer: Callable[..., torch.optim.Optimizer] = OGD
+    periodic_fold: rotation.Stochastic | rotation.Equivalence | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +182,9 @@ def _descent(
     """Orthogonal matrices trained by gradient descent on the orthogonal group (OGD, or with adaptive steps)."""
     layout = RotationOptions(blocks=blocks, shared=shared, whole_first=whole_first)
     layout.rotate_(modules, "free", NeuronPreparation(**options))
-    group_optimizer = OGDAdam if adam else partial(OGD, momentum=momentum)
-    return TrainedRotation(on_group=rotation.rotation_parameters(modules), group_optimizer=group_optimizer)
+    optimizer = OGDAdam if adam else partial(OGD, momentum=momentum)
+    matrices = rotation.rotation_parameters(modules)
+    return TrainedRotation(orthogonal_parameters=matrices, orthogonal_optimizer=optimizer)
 
 
 @accept_options_of(NeuronPreparation)
@@ -205,9 +206,8 @@ def _stochastic(
         for layer in layers:
             layer.tensor.requires_grad_(False)
         return TrainedRotation()
-    return TrainedRotation(
-        stochastic=rotation.Stochastic(modules, fraction, every, method, whole_first=whole_first, generator=generator)
-    )
+    fold = rotation.Stochastic(modules, fraction, every, method, whole_first=whole_first, generator=generator)
+    return TrainedRotation(periodic_fold=fold)
 
 
 def _equivalence(
@@ -223,11 +223,8 @@ def _equivalence(
     """Rotations of outputs and inputs in blocks, folded into fixed random weights periodically (POET)."""
     # The weights are drawn, too. From a generator of their own they do not change what is drawn after them.
     generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-    return TrainedRotation(
-        stochastic=rotation.Equivalence(
-            modules, block_size, every, sides, start, method, scale=scale, generator=generator
-        )
-    )
+    fold = rotation.Equivalence(modules, block_size, every, sides, start, method, scale=scale, generator=generator)
+    return TrainedRotation(periodic_fold=fold)
 
 
 ROTATIONS: dict[str, Callable[..., TrainedRotation]] = {
