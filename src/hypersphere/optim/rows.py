@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from hypersphere import _numerics
-from hypersphere._validation import is_number, require
+from hypersphere._validation import is_number, require, require_betas
+from hypersphere.optim.torch_optimizers import restore_saved_dtypes
 
 __all__ = ["RowAdamW", "RowSGD"]
 
@@ -66,11 +67,7 @@ class _RowOptimizer(torch.optim.Optimizer, abc.ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state in the dtypes in which it was saved. torch would convert it to the dtype of the parameters."""
         super().load_state_dict(state_dict)
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            for p, index in zip(group["params"], saved["params"], strict=True):
-                for key, value in state_dict["state"].get(index, {}).items():
-                    if isinstance(value, Tensor):
-                        self.state[p][key] = value.detach().to(p.device, copy=True)
+        restore_saved_dtypes(self, state_dict)
 
     def _step_parameter(self, p: Tensor, group: dict[str, Any]) -> None:
         weight, grad, rows = torch.atleast_1d(p.detach()), p.grad, None
@@ -204,8 +201,7 @@ class RowAdamW(_RowOptimizer):
         eps: float = _ADAMW_EPS,
         weight_decay: float = 0.01,
     ) -> None:
-        two = isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_number(b, 0) and b < 1 for b in betas)
-        require(two, "betas", "two numbers in [0, 1)", betas)
+        require_betas(betas)
         require(is_number(eps, 0) and eps > 0, "eps", "a positive number", eps)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
