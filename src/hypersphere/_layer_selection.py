@@ -424,7 +424,7 @@ def _recognize_embedding(module: nn.Module, per_head: bool) -> list[WeightPart] 
 
 
 def _recognize_convolution(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
-    # Decided by attributes, because convolutions of other libraries need not subclass those of torch. Pooling layers
+    # Decided by attributes, because convolutions of other libraries need not subclass torch's. Pooling layers
     # have a kernel size too, but no weight.
     if not hasattr(module, "kernel_size") or not _has_weight(module):
         return None
@@ -529,8 +529,8 @@ def _read_weight(module: nn.Module, parameter: str) -> Tensor:
 def _peek_weight(module: nn.Module, parameter: str) -> Tensor | None:
     """Return the current weight without side effects, or None if it is missing, not initialised or not floating-point.
 
-    A parametrisation is evaluated in evaluation mode, so that its buffers (such as those of spectral norm) stay as
-    they are.
+    A parametrisation is evaluated in evaluation mode, so that its buffers, such as the vectors of spectral norm, stay
+    as they are.
     """
     if parametrize.is_parametrized(module, parameter):
         with evaluation_mode(module.parametrizations[parameter]):  # type: ignore[index]

@@ -439,7 +439,7 @@ def test_use_rotation_set_switches_between_sets():
     use_rotation_set(model, "main")
     assert torch.equal(model(x), start)
     use_rotation_set(model, "other")
-    with pytest.raises(ValueError, match="keep=True needs a single rotation set, but layer '0' has 2"):
+    with pytest.raises(ValueError, match="layer '0': model must be rotated by a single rotation set"):
         fold_(model, keep=True)
     torch.testing.assert_close(fold_(model)(x), rotated, atol=1e-6, rtol=0)
 

@@ -52,7 +52,7 @@ class Hyperball(torch.optim.Optimizer):
     steps on the CPU. Step hooks of the base optimiser see these updates in place of the weights; hooks of `Hyperball`
     see the weights.
 
-    `param_groups`, `defaults` and `state` are those of the base optimiser, so learning-rate schedulers, gradient
+    `param_groups`, `defaults` and `state` belong to the base optimiser, so learning-rate schedulers, gradient
     scalers and checkpoints work as for the base optimiser. A state of the base optimiser alone can be loaded, too; the
     radii are then the norms at the next step.
 

@@ -9,7 +9,7 @@ its own, which advances when the row is drawn:
 Missed steps are skipped, not caught up, for two reasons. Momentum keeps its effect: a gradient moves its row by
 η·∇f/(1 − μ) in total, as in the dense optimiser, whatever the rate at which rows are drawn, and no row jumps along an
 old momentum that the loss has not seen. Weight decay is applied once per gradient, so the balance between the two does
-not depend on the rate either. If all rows are drawn, both optimisers equal those of `torch.optim`.
+not depend on the rate either. If all rows are drawn, both optimisers equal their namesakes in `torch.optim`.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class RowAdamW(_RowOptimizer):
         params: parameters or parameter groups, as in `RowSGD`.
         lr: η.
         betas: β₁ and β₂.
-        eps: ε, by default that of `torch.optim.AdamW`.
+        eps: ε, by default the same as in `torch.optim.AdamW`.
         weight_decay: λ.
 
     Example:

@@ -38,7 +38,7 @@ class RotationState:
     Attributes:
         orthogonality_error: max |RᵀR − I|.
         energy_drift: relative change of the energy of the neurons, |E(W)/E(V) − 1|. Zero for exact rotations, except
-            those of outputs, which change the angles between neurons (`TwoSidedRotation`).
+            rotations of outputs, which change the angles between neurons (`TwoSidedRotation`).
         generator_norm: ‖S‖₂, or None if the map has no generator.
         degrees_of_freedom: dimension of the set of all R that training can reach.
     """

@@ -30,7 +30,7 @@ from hypersphere._validation import choose, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS, Cayley, SkewMap
 from hypersphere.rotation._quantized import int8_linear
-from hypersphere.rotation._rotated_linear import cayley_linear, rotated_linear, rotating_input_is_cheaper
+from hypersphere.rotation._rotated_linear import cayley_linear, rotate_wide, rotated_linear, rotating_input_is_cheaper
 from hypersphere.rotation.layout import BlockLayout
 
 __all__ = ["Rotation", "Side", "WeightState", "orthogonal_map"]
@@ -153,9 +153,7 @@ class Rotation(nn.Module):
     def rotate_input(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return x·R, computed in float32 or wider, in the dtype of x."""
         matrices = self._matrices_in_training(x)
-        with _numerics.autocast_disabled(x):
-            rows = self.layout.rotate_inputs(matrices, x.reshape(-1, self.layout.size).to(matrices.dtype))
-            return _numerics.narrow(rows, x.dtype).view(x.shape)
+        return rotate_wide(self.layout, x.reshape(-1, self.layout.size), matrices).view(x.shape)
 
     def _matrices_in_training(self, x: Tensor) -> Float[Tensor, "..."]:
         with _numerics.autocast_disabled(x), self.layer_named_in_errors():
@@ -228,7 +226,8 @@ class Rotation(nn.Module):
     def require_foldable(self) -> None:
         """Raise a `ValueError` if `fold` would."""
         names = list(self.free)
-        require(len(names) == 1, "model", "rotated by one set of parameters to fold and continue", names)
+        with self.layer_named_in_errors():
+            require(len(names) == 1, "model", "rotated by a single rotation set to fold and continue", names)
         self.require_finite()
 
     def require_finite(self) -> None:

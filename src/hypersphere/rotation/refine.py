@@ -40,7 +40,7 @@ class CompressiveEnergy:
     """The mean half-space energy of random projections of the rows, new ones in every call (CoMHE).
 
     Args:
-        dim: the number of dimensions of a projection; at most that of the rows is used.
+        dim: the number of dimensions of a projection; at most the dimension of the rows is used.
         views: the number of projections.
         generator: the generator of the projections; the global one if None.
 

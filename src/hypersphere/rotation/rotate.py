@@ -290,7 +290,7 @@ def _attach(layer: NeuronLayer, parametrization: AnyRotation, *, learn_neurons: 
 def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
     """Replace rotations by plain weights. Outputs do not change, and `weight` is the parameter object it was before.
 
-    The plain weights are exactly those that the rotated layers computed, in their dtype. Quantised layers get new
+    The plain weights are exactly what the rotated layers computed, in their dtype. Quantised layers get new
     parameter objects in floating point. `keep=True` folds in float64, because it is called repeatedly and float32
     errors would accumulate; outputs change by rounding.
 
@@ -341,8 +341,7 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
 def _require_foldable(name: str, module: nn.Module, rotation: AnyRotation, keep: bool) -> None:
     """Raise a `ValueError` if the rotation of a layer cannot be folded."""
     maps = _parametrizations_of(module, rotation.part.parameter)
-    ours = (Int8Neurons, Rotation, TwoSidedRotation, CustomTransform)
-    others = [type(parametrization).__name__ for parametrization in maps if not isinstance(parametrization, ours)]
+    others = [type(one_map).__name__ for one_map in maps if not isinstance(one_map, Int8Neurons | AnyRotation)]
     if others:
         raise ValueError(
             f"layer {name!r} has another parametrisation after its rotation ({others[0]}), "
@@ -351,9 +350,7 @@ def _require_foldable(name: str, module: nn.Module, rotation: AnyRotation, keep:
     if isinstance(rotation, CustomTransform):
         require(not keep, "keep", "False for a custom transform", keep)
         return
-    rotation.require_finite()
-    if keep and isinstance(rotation, Rotation) and len(rotation.free) > 1:
-        raise ValueError(f"keep=True needs a single rotation set, but layer {name!r} has {len(rotation.free)}")
+    rotation.require_foldable() if keep else rotation.require_finite()
     if keep and is_quantized(module, rotation.part.parameter):
         raise ValueError(f"keep=True needs neurons in floating point, but layer {name!r} has quantised neurons")
 

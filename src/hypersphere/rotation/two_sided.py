@@ -4,7 +4,7 @@ R mixes the n outputs, P the d inputs. Both are block diagonal after a permutati
 cost little. `TwoSidedRotation` holds one `Rotation` per side, which provides the free parameters, the map and the
 layout. The layer stores W₀ in the order of the blocks:
 
-    parametrizations.weight.original    Ŵ₀ = W₀ with its rows in the order of R's blocks and its columns in that of P's
+    parametrizations.weight.original    Ŵ₀ = W₀ with its rows in the order of R's blocks and its columns in P's
     layer.weight                        W, in the order of the outputs and inputs
 
 A linear layer need not form W. It rotates its inputs and outputs where that is cheaper (`two_sided_linear`). With "^"
@@ -37,9 +37,14 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import WeightPart
-from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions._rowmap import RowMap
-from hypersphere.rotation._rotated_linear import backward_of_chunk, chunks, rotating_input_and_output_is_cheaper
+from hypersphere.rotation._rotated_linear import (
+    backward_of_chunk,
+    chunks,
+    has_explicit_backward,
+    rotating_input_and_output_is_cheaper,
+)
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation, WeightState
 
@@ -207,14 +212,12 @@ class TwoSidedRotation(nn.Module):
                 order.copy_(rotation.layout.draw_order(len(order), seed, folds))
         self.part.write(neurons, self.permuted(rows))
 
-    def require_foldable(self) -> None:
-        """Raise a `ValueError` if `fold` would."""
-        self.require_finite()
-
     def require_finite(self) -> None:
         """Raise a `ValueError` if a free parameter is not finite."""
         for rotation in self.rotations:
             rotation.require_finite()
+
+    require_foldable = require_finite
 
 
 def _equal_blocks(size: int, block_size: int) -> BlockLayout:
@@ -277,8 +280,8 @@ def two_sided_linear(
     rows = x.reshape(-1, v.shape[1])
     # Rows are multiplied by the transposed blocks: y = R·x as a row is xᵀ·Rᵀ.
     r_t, p_t = (None if blocks is None else blocks.mT for blocks in (r, p))
-    tensors = [t for t in (rows, r_t, p_t, v) if t is not None]
-    if not torch.is_autocast_enabled(x.device.type) and x.dtype == v.dtype and only_reverse_mode(*tensors):
+    others = [t for t in (r_t, p_t) if t is not None]
+    if has_explicit_backward(rows, v, *others):
         y = _TwoSided.apply(outputs, inputs, rows, r_t, p_t, v)
     else:
         y = _two_sided(outputs, inputs, rows, r_t, p_t, v)
@@ -322,7 +325,7 @@ class _TwoSided(torch.autograd.Function):
     ) -> Tensor:
         u = _rotate_inputs(inputs, x, p_t)
         y = z = u @ v.mT
-        if outputs is not None and r_t is not None:
+        if outputs is not None and r_t is not None:  # y = z·R̂ᵀ in the order of the outputs
             y, inverse = torch.empty_like(z), outputs.order.argsort()
             for rows, result in chunks(z, y):
                 product = outputs.multiply(rows.to(r_t.dtype), r_t)
@@ -349,14 +352,16 @@ class _TwoSided(torch.autograd.Function):
             grad_r = torch.zeros_like(r_t) if needs_r else None
             grad_p = torch.zeros_like(p_t) if needs_p else None
             if outputs is not None:
-                grad = outputs.sort(grad)  # Ĝ, which is overwritten by Z = Ĝ·R̂
+                # Ĝ, which is overwritten by Z = Ĝ·R̂, the gradient of z. The blocks of R get Ĝ_iᵀ·z_i.
+                grad = outputs.sort(grad)
                 _backward_of_blocks(outputs, r_t, z, grad, grad_r, needs_x=True)
             grad_x = None
             if needs_x or needs_p:
-                grad_x = grad @ v  # U, which is overwritten by the gradient of x
+                # U = Z·Ŵ₀, which is overwritten by the gradient U·P̂ of x. The blocks of P get U_iᵀ·x̂_i.
+                grad_x = grad @ v
                 if inputs is not None:
                     _backward_of_input(inputs, p_t, x, grad_x, grad_p, needs_x)
-            grad_v = grad.mT @ _rotate_inputs(inputs, x, p_t) if needs_v else None
+            grad_v = grad.mT @ _rotate_inputs(inputs, x, p_t) if needs_v else None  # Zᵀ·u
         return None, None, grad_x if needs_x else None, grad_r, grad_p, grad_v
 
 
@@ -379,7 +384,7 @@ def _backward_of_blocks(
     *,
     needs_x: bool,
 ) -> None:
-    """Add the gradient of the blocks, and overwrite the gradient of the product by that of x if it is needed.
+    """Add the gradient of the blocks, and overwrite the gradient of the product by the gradient of x if it is needed.
 
     x may be None if the blocks need no gradient.
     """
@@ -397,5 +402,5 @@ def _backward_of_input(
     for x_rows, grad_rows in chunks(x, grad):
         sorted_rows = None if grad_matrices is None else inputs.sort(x_rows)
         _backward_of_blocks(inputs, matrices, sorted_rows, grad_rows, grad_matrices, needs_x=needs_x)
-        if needs_x:
+        if needs_x:  # back to the order of the inputs
             grad_rows.copy_(grad_rows.index_select(1, inverse))
