@@ -59,17 +59,14 @@ def rotation_states(model: nn.Module) -> dict[str, RotationState]:
     """
     states = {}
     for name, module, rotation in rotated_layers(model):
-        if isinstance(rotation, Rotation):
-            part = rotation.part
-            with evaluation_mode(rotation):  # without the dropout of blocks
-                weight = cast(Tensor, getattr(module, part.parameter))
-            rows = part.rows(original_weight(module, part.parameter))
-            states[name] = _state([rotation], rows, part.rows(weight), experts=part.groups if part.stacked else 1)
-        elif isinstance(rotation, TwoSidedRotation):
-            part = rotation.part
-            neurons = rotation.unpermuted(part.rows(original_weight(module, part.parameter)))
+        part = rotation.part
+        with evaluation_mode(rotation):  # without the dropout of blocks
             rotated = part.rows(cast(Tensor, getattr(module, part.parameter)))
-            states[name] = _state(rotation.rotations, neurons, rotated)
+        neurons = part.rows(original_weight(module, part.parameter))
+        if isinstance(rotation, Rotation):
+            states[name] = _state([rotation], neurons, rotated, experts=part.groups if part.stacked else 1)
+        elif isinstance(rotation, TwoSidedRotation):
+            states[name] = _state(rotation.rotations, rotation.unpermuted(neurons), rotated)
     for name, module in model.named_modules():
         if isinstance(module, InputRotation):
             rows = _numerics.widen(module.rows[:_MAX_ENERGY_ROWS])

@@ -117,7 +117,7 @@ class Rotation(nn.Module):
         with _numerics.autocast_disabled(neurons), self.layer_named_in_errors():
             free = _numerics.widen_parameter(self.parameter)
             rows = _numerics.widen_parameter(self._experts_side_by_side(neurons))
-            if self.dropout and self.training:
+            if self.dropout and self.training:  # blocks are dropped as matrices, so R must be formed
                 rows = self.layout.rotate_rows(self.dropped_out(self.method.matrix(free)), rows)
             else:
                 rows = self.layout.rotate(self.method, free, rows, self.dimensions)
@@ -143,6 +143,7 @@ class Rotation(nn.Module):
         neurons, *scales = (self.part.rows(tensor) for tensor in stored)
         if scales:
             return int8_linear(self.rotate_input(x), neurons, scales[0], bias)
+        # A subclass of `Cayley` may define another map, for which the series would be wrong.
         if type(self.method) is Cayley and self.layout.factors == 1 and not (self.dropout and self.training):
             free = _numerics.widen_parameter(self.parameter)
             y = cayley_linear(x, self.method, free, neurons, bias, self.layout)
@@ -164,20 +165,19 @@ class Rotation(nn.Module):
 
         One rotation per expert is a rotation of these longer rows, with the blocks of all experts.
         """
-        groups, neurons, channels, taps = self.part.shape_of(weight)
-        if not self._has_rotation_per_group(groups, channels * taps):
+        if self._rotation_count(weight) == 1:
             return self.part.rows(weight)
-        return self.part.row_sets(weight).transpose(0, 1).reshape(neurons, -1)
+        return self.part.row_sets(weight).transpose(0, 1).flatten(1)
 
     def _split_experts(self, rows: Float[Tensor, "rows size"], weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
         """Undo `_experts_side_by_side`."""
-        groups, neurons, channels, taps = self.part.shape_of(weight)
-        if not self._has_rotation_per_group(groups, channels * taps):
-            return rows
-        return rows.view(neurons, groups, channels * taps).transpose(0, 1).reshape(groups * neurons, -1)
+        experts = self._rotation_count(weight)
+        return rows if experts == 1 else rows.unflatten(1, (experts, -1)).transpose(0, 1).flatten(0, 1)
 
-    def _has_rotation_per_group(self, groups: int, length: int) -> bool:
-        return groups > 1 and self.dimensions is None and self.layout.size == groups * length
+    def _rotation_count(self, weight: Tensor) -> int:
+        """Return the number of experts if each has its own rotation, else 1."""
+        groups, _, channels, taps = self.part.shape_of(weight)
+        return groups if self.dimensions is None and self.layout.size == groups * channels * taps else 1
 
     def dropped_out(self, matrices: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the matrices with a random share of them replaced by the identity in training (OFT's dropout)."""

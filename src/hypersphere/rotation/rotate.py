@@ -390,7 +390,8 @@ def _replace_forward(module: nn.Module) -> None:
     if plain is nn.Linear.forward:
         generated_class.forward = _forward_linear(plain)
     elif is_conv1d:
-        generated_class.forward = _forward_conv1d(plain)
+        forward_linear = _forward_linear(plain)
+        generated_class.forward = lambda self, x: forward_linear(self, x)  # the argument of `Conv1D` is called x
     elif plain is nn.Embedding.forward:
         generated_class.forward = _forward_embedding(plain)
     elif isinstance(module, nn.MultiheadAttention) or any(rotation.part.stacked for rotation in _rotations_of(module)):
@@ -416,16 +417,6 @@ def _forward_linear(plain: Callable[..., Any]) -> Callable[..., Any]:
         biases = [None] * len(rotations) if bias is None else bias.chunk(len(rotations))
         parts = zip(rotations, biases, strict=True)
         return torch.cat([rotation.linear_output(input, stored, bias_part) for rotation, bias_part in parts], -1)
-
-    return forward
-
-
-def _forward_conv1d(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `_forward_linear` for Hugging Face's `Conv1D`, whose argument has another name."""
-    forward_linear = _forward_linear(plain)
-
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
-        return cast(Tensor, forward_linear(self, x))
 
     return forward
 

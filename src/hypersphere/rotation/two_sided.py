@@ -132,10 +132,9 @@ class TwoSidedRotation(nn.Module):
 
     def _rotate(self, rows: Tensor, widen: Callable[[Tensor], Tensor]) -> Tensor:
         """Return R̂·Ŵ₀·P̂, in the order of the blocks."""
-        if self.input is not None:
-            p, size = self._matrices(self.input, widen), self.input.layout.size
-            rotated = self.input.layout.rotate_inputs(p, rows[:, :size])
-            rows = rotated if size == rows.shape[1] else torch.cat([rotated, rows[:, size:]], 1)
+        if self.input is not None and self.input_order is not None:
+            blocks = OrderedBlocks(self.input.layout, self.input_order)
+            rows = blocks.multiply(rows, self._matrices(self.input, widen))
         if self.output is not None:
             r, layout = self._matrices(self.output, widen), self.output.layout
             # The rows of one block are consecutive, so the blocks of R multiply blocks of rows.
