@@ -308,7 +308,7 @@ def test_rotate_gives_each_expert_its_own_rotation(options):
 
 def test_rotate_refines_and_normalizes_the_neurons_of_each_expert():
     model = rotate_(Experts(), output_layer=None, normalize=True, refine="mhe", refine_steps=3)
-    for layer in hs.layers_of(model, output=None):
+    for layer in hs.layers_of(model, output_layer=None):
         torch.testing.assert_close(layer.rows().norm(dim=1), torch.ones(len(layer.rows())))
 
 
