@@ -357,8 +357,8 @@ def _replaced_weights(model: nn.Module, adapter: Adapter) -> list[tuple[Tensor, 
 
 def _require_same_base(adapter: Adapter, frozen: Mapping[str, Tensor]) -> None:
     """Raise a `ValueError` that names the layers whose frozen weights differ from the samples in the adapter."""
-    samples = {path: adapter.layers[path].base for path in frozen}
-    different = [path for path, base in samples.items() if base is not None and not same_base(base, frozen[path])]
+    samples = {path: layer.base for path, layer in adapter.layers.items() if layer.base is not None}
+    different = [path for path, base in samples.items() if not same_base(base, frozen[path])]
     if different:
         raise ValueError(
             f"model must be the base model of the adapter, but {len(different)} of {len(frozen)} weights differ "
