@@ -279,8 +279,8 @@ def test_output_is_all_heads_instead_of_the_last_linear_layer():
     model = nn.ModuleList([hs.heads.arcface(4, 3), nn.Linear(5, 4)])
     selection = hs.layers_of(model)
     assert names(selection.outputs) == ["0"]
-    assert hs.layers_of(model, output=None).outputs == ()
-    assert names(hs.layers_of(model, output="1").outputs) == ["0", "1"]
+    assert hs.layers_of(model, output_layer=None).outputs == ()
+    assert names(hs.layers_of(model, output_layer="1").outputs) == ["0", "1"]
 
 
 @pytest.mark.parametrize("kind", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
@@ -289,7 +289,7 @@ def test_output_is_not_guessed_in_a_transformer_layer(kind):
     assert selection.outputs == ()
     with pytest.warns(UserWarning, match="the last linear layer is 'linear2'"):
         selection.warn_if_output_is_unknown()
-    assert names(hs.layers_of(kind(8, 2, 16), output="linear2").outputs) == ["linear2"]
+    assert names(hs.layers_of(kind(8, 2, 16), output_layer="linear2").outputs) == ["linear2"]
 
 
 def test_single_layer_has_no_output_and_no_note():
@@ -298,8 +298,8 @@ def test_single_layer_has_no_output_and_no_note():
 
 
 def test_unknown_output_name_lists_the_layers():
-    with pytest.raises(ValueError, match=r"output must be 'auto', None or one of '0', '1', not 'fc'"):
-        hs.layers_of(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), output="fc")
+    with pytest.raises(ValueError, match=r"output_layer must be 'auto', None or one of '0', '1', not 'fc'"):
+        hs.layers_of(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), output_layer="fc")
 
 
 def test_tied_weight_is_listed_once_as_output():
@@ -451,16 +451,16 @@ def test_layer_orientation_says_how_neurons_are_stored(module, orientation):
 
 
 def test_layers_of_requires_names_of_output_layers():
-    with pytest.raises(ValueError, match="output must be 'auto', None, a name or several names, not 3"):
-        hs.layers_of(nn.Linear(3, 2), output=3)
+    with pytest.raises(ValueError, match="output_layer must be 'auto', None, a name or several names, not 3"):
+        hs.layers_of(nn.Linear(3, 2), output_layer=3)
 
 
 def test_subclasses_of_recurrent_layers_have_gates():
     class Encoder(nn.LSTM):
         pass
 
-    names = [layer.name for layer in hs.layers_of(Encoder(3, 2), output=None)]
-    assert names == [layer.name for layer in hs.layers_of(nn.LSTM(3, 2), output=None)]
+    names = [layer.name for layer in hs.layers_of(Encoder(3, 2), output_layer=None)]
+    assert names == [layer.name for layer in hs.layers_of(nn.LSTM(3, 2), output_layer=None)]
     assert len(names) == 8
 
 
@@ -468,3 +468,8 @@ def test_neuron_layer_accepts_the_old_name_of_weight_name():
     (layer,) = hs.layers_of(nn.Linear(3, 4))
     with pytest.warns(DeprecationWarning, match=r"NeuronLayer\.group is deprecated, use NeuronLayer\.weight_name"):
         assert layer.group == layer.weight_name == "weight"
+
+
+def test_layers_of_accepts_the_old_name_of_output_layer():
+    with pytest.warns(DeprecationWarning, match="use output_layer instead"):
+        assert hs.layers_of(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), output=None).outputs == ()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
-from hypersphere._deprecation import deprecated_attribute
+from hypersphere._deprecation import deprecated_argument, deprecated_attribute
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require, warn_user
 
@@ -44,7 +44,8 @@ _NOT_A_CLASSIFIER: tuple[type[nn.Module], ...] = (
     nn.TransformerEncoder,
     nn.TransformerEncoderLayer,
 )
-_NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+# torch modules whose parameters are no neurons, and usually get no weight decay.
+NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
 # The result ----------------------------------------------------------------------------------------------------------
@@ -59,12 +60,9 @@ class NeuronLayer:
     Attributes:
         name: unique qualified name, such as "encoder.0.linear1" or "encoder.0.self_attn.q".
         module: the module that owns the weight, or None if a tensor was passed instead of a module.
-        parameter: the attribute of the module that holds the weight.
         role: "hidden", "output" or "embedding".
         weight_name: qualified name of the complete weight. The layers q, k and v of a fused attention weight have the
             same one.
-        groups: number of sets of neurons that are never compared with each other: the groups of a grouped convolution,
-            attention heads with `per_head=True`, or experts.
         shape: (groups, neurons per group, channels per neuron, kernel positions per channel).
         aliases: qualified names of other modules that use the same weight (tied weights).
         part: where the weight stores the neurons.
@@ -72,16 +70,27 @@ class NeuronLayer:
 
     name: str
     module: nn.Module | None
-    parameter: str
     role: Role
     weight_name: str
-    groups: int
     shape: tuple[int, int, int, int]
     aliases: tuple[str, ...]
     part: WeightPart
     _source: Tensor | None = None
 
     group = deprecated_attribute("group", "weight_name")
+
+    @property
+    def parameter(self) -> str:
+        """The attribute of the module that holds the weight."""
+        return self.part.parameter
+
+    @property
+    def groups(self) -> int:
+        """The number of sets of neurons that are never compared with each other.
+
+        These are the groups of a grouped convolution, attention heads with `per_head=True`, or experts.
+        """
+        return self.part.groups
 
     @property
     def tensor(self) -> Tensor:
@@ -91,7 +100,7 @@ class NeuronLayer:
         return _read_weight(cast(nn.Module, self.module), self.parameter)
 
     @property
-    def anchor(self) -> Tensor:
+    def device_reference(self) -> Tensor:
         """A tensor with the device and dtype of the weight, obtained without evaluating a parametrisation."""
         if self._source is not None:
             return self._source
@@ -135,14 +144,14 @@ class NeuronLayer:
 
     def row_sets(self) -> Float[Tensor, "groups neurons dim"]:
         """Return the current neurons per group, in float32 or wider. The result is differentiable."""
-        return self.part.read(_numerics.widen_parameter(self.tensor), self.shape)
+        return self.part.row_sets(_numerics.widen_parameter(self.tensor))
 
     def rows(self) -> Float[Tensor, "neurons dim"]:
         """Return the current neurons of all groups as the rows of one matrix, in float32 or wider."""
         return self.row_sets().flatten(0, 1)
 
     @property
-    def not_writable(self) -> str | None:
+    def reason_not_writable(self) -> str | None:
         """The reason why `write` would fail, as part of a sentence, or None if the weight can be written."""
         if self._source is not None:
             return None
@@ -159,7 +168,7 @@ class NeuronLayer:
     @property
     def writable(self) -> bool:
         """True if `write` can change the weight."""
-        return self.not_writable is None
+        return self.reason_not_writable is None
 
     @torch.no_grad()
     def write(self, rows: Float[Tensor, "neurons dim"]) -> None:
@@ -169,7 +178,7 @@ class NeuronLayer:
             ValueError: `rows` has the wrong shape, or the weight cannot be written.
         """
         if not self.writable:
-            raise ValueError(f"{self.name} must be a layer whose weight can be written, but {self.not_writable}")
+            raise ValueError(f"{self.name} must be a layer whose weight can be written, but {self.reason_not_writable}")
         size = (self.shape[0] * self.shape[1], self.length)
         received = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
         require(received == size, "rows", f"a tensor of shape {size}", received)
@@ -177,10 +186,10 @@ class NeuronLayer:
         if self.module is not None and parametrize.is_parametrized(self.module, self.parameter):
             # The evaluated weight is a temporary. Assigning it to the attribute makes torch call `right_inverse`.
             weight = weight.clone()
-            self.part.write(weight, rows, self.shape)
+            self.part.write(weight, rows)
             setattr(self.module, self.parameter, weight)
         else:
-            self.part.write(weight, rows, self.shape)
+            self.part.write(weight, rows)
 
 
 @dataclass(frozen=True)
@@ -245,7 +254,7 @@ class LayerSelection(Sequence[NeuronLayer]):
         )
 
     def warn_if_output_is_unknown(self) -> None:
-        """Warn if the output layer was to be recognised (`output="auto"`) and could not be."""
+        """Warn if the output layer was to be recognised (`output_layer="auto"`) and could not be."""
         if self.note is not None:
             warn_user(self.note)
 
@@ -302,7 +311,7 @@ class WeightPart:
         """Return the name of the layer, given the qualified name of its module, which is empty for the model itself."""
         return _join(path, self.suffix) or self.parameter
 
-    def _bounds_in(self, weight: Tensor) -> tuple[int, int, int]:
+    def _slice_in(self, weight: Tensor) -> tuple[int, int, int]:
         """Return the dimension that counts neurons, and where the slice starts and ends."""
         dim = weight.ndim - 1 if self.orientation == "columns" else 0
         size = weight.shape[dim] // self.count
@@ -311,25 +320,29 @@ class WeightPart:
     def _slice_of(self, weight: Tensor) -> Tensor:
         if self.count == 1:
             return weight
-        dim, start, end = self._bounds_in(weight)
+        dim, start, end = self._slice_in(weight)
         return weight.narrow(dim, start, end - start)
+
+    def _slice_shape(self, weight: Tensor) -> list[int]:
+        dim, start, end = self._slice_in(weight)
+        return [*weight.shape[:dim], end - start, *weight.shape[dim + 1 :]]
 
     def shape_of(self, weight: Tensor) -> tuple[int, int, int, int]:
         """Return `NeuronLayer.shape`: groups, neurons per group, channels and kernel positions."""
         if self.orientation == "columns":  # (in, out), or (groups, in, out) if stacked
-            channels, neurons = self._slice_of(weight).shape[-2:]
+            channels, neurons = self._slice_shape(weight)[-2:]
             return self.groups, neurons, channels, 1
         if self.stacked:  # (groups, out, in)
             _, neurons, channels = weight.shape
             return self.groups, neurons, channels, 1
-        first, second, *kernel = self._slice_of(weight).shape
+        first, second, *kernel = self._slice_shape(weight)
         if self.orientation == "transposed":  # (in, out/groups, *kernel)
             return self.groups, second, first // self.groups, math.prod(kernel)
         return self.groups, first // self.groups, second, math.prod(kernel)  # (out, in/groups, *kernel)
 
-    def read(self, weight: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-        """Return the neurons as (groups, neurons, dim)."""
-        groups, neurons, channels, taps = shape
+    def row_sets(self, weight: Tensor) -> Tensor:
+        """Return the neurons of each group as (groups, neurons, dim), in the dtype of the weight."""
+        groups, neurons, channels, taps = self.shape_of(weight)
         view = self._slice_of(weight)
         if self.orientation == "columns":
             return view.reshape(groups, channels, neurons).mT
@@ -338,35 +351,42 @@ class WeightPart:
             view = view.reshape(groups, channels, neurons, taps).transpose(1, 2)
         return view.reshape(groups, neurons, channels * taps)
 
-    def write(self, weight: Tensor, rows: Tensor, shape: tuple[int, int, int, int]) -> None:
-        """Write neurons back into `weight`, in place: the inverse of `read`."""
-        view = self._slice_of(weight)
-        view.copy_(self._arranged(rows, shape).reshape(view.shape))
+    def rows(self, weight: Tensor) -> Tensor:
+        """Return the neurons of all groups as the rows of one matrix, in the dtype of the weight."""
+        if weight.ndim == 2 and self.is_whole:  # saves two views in the forward pass of a linear layer
+            return weight
+        return self.row_sets(weight).flatten(0, 1)
 
-    def replaced(self, weight: Tensor, rows: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-        """Return `weight` with other neurons. It is differentiable with respect to `weight` and `rows`."""
-        if self.count == 1:
-            return self._arranged(rows, shape).reshape(weight.shape)
-        dim, start, end = self._bounds_in(weight)
-        source = self._arranged(rows, shape).reshape(self._slice_of(weight).shape)
-        return weight.slice_scatter(source, dim, start, end)
+    def write(self, weight: Tensor, rows: Tensor) -> None:
+        """Replace the neurons in `weight`, in place."""
+        self._slice_of(weight).copy_(self._slice_from(rows, weight))
 
-    def _arranged(self, rows: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-        """Return rows of neurons with their dimensions in the order of the weight."""
-        groups, neurons, channels, taps = shape
+    def with_rows(self, weight: Tensor, rows: Tensor) -> Tensor:
+        """Return a weight with other neurons, in the memory format of `weight`. It is differentiable in both."""
+        result = self._slice_from(rows, weight)
+        if self.count > 1:
+            result = weight.slice_scatter(result, *self._slice_in(weight))
+        # Compilers choose memory formats themselves, and transforms cannot ask for them.
+        if not _numerics.values_readable(weight) or result.stride() == weight.stride():
+            return result
+        return torch.empty_like(weight).copy_(result)
+
+    def _slice_from(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """Return rows of neurons in the shape of their slice of the weight, the inverse of `rows`."""
+        groups, neurons, channels, taps = self.shape_of(weight)
         if self.orientation == "columns":
-            return rows.reshape(groups, neurons, channels).mT
-        if self.orientation == "transposed":
-            return rows.reshape(groups, neurons, channels, taps).transpose(1, 2)
-        return rows
+            rows = rows.reshape(groups, neurons, channels).mT
+        elif self.orientation == "transposed":
+            rows = rows.reshape(groups, neurons, channels, taps).transpose(1, 2)
+        return rows.reshape(self._slice_shape(weight))
 
 
 # Recognition of modules ----------------------------------------------------------------------------------------------
 #
-# A recogniser returns None for a module of another kind. The first one that returns slices decides.
+# A recogniser returns None for a module of another kind. The first one that returns parts decides.
 
 
-def _attention_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
+def _recognize_attention(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise q, k and v of `nn.MultiheadAttention`, fused in one weight or separate.
 
     Its `out_proj` is a submodule and is recognised as a linear layer.
@@ -379,32 +399,32 @@ def _attention_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | N
     return [WeightPart(name, f"{name}_proj_weight", groups=heads) for name in "qkv"]
 
 
-def _recurrent_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
+def _recognize_recurrent_layer(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise LSTM, GRU and RNN layers and cells: one layer per gate of each input and recurrent weight."""
     if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return None
     # The gates in the order in which torch stacks them along the first dimension.
     is_lstm, is_gru = isinstance(module, (nn.LSTM, nn.LSTMCell)), isinstance(module, (nn.GRU, nn.GRUCell))
     gates = "ifgo" if is_lstm else "rzn" if is_gru else ""
-    slices = []
-    for parameter in _weight_names(module):
+    parts = []
+    for parameter in (name for name in _parameter_names(module) if name.startswith("weight")):
         if not gates or parameter.startswith("weight_hr"):  # the projection of an LSTM with proj_size has no gates
-            slices.append(WeightPart(parameter, parameter))
+            parts.append(WeightPart(parameter, parameter))
         else:
-            slices += [
+            parts += [
                 WeightPart(f"{parameter}.{gate}", parameter, index, len(gates)) for index, gate in enumerate(gates)
             ]
-    return slices
+    return parts
 
 
-def _embedding_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
+def _recognize_embedding(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return None
     return [WeightPart(role="embedding")]
 
 
-def _convolution_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
-    # Decided by attributes, because convolutions of other libraries need not subclass those of torch. Pooling layers
+def _recognize_convolution(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
+    # Decided by attributes, because convolutions of other libraries need not subclass torch's. Pooling layers
     # have a kernel size too, but no weight.
     if not hasattr(module, "kernel_size") or not _has_weight(module):
         return None
@@ -412,20 +432,20 @@ def _convolution_slices(module: nn.Module, per_head: bool) -> list[WeightPart] |
     return [WeightPart(groups=getattr(module, "groups", 1), orientation=orientation)]
 
 
-def _split_attention(path: str, slices: list[WeightPart], module: nn.Module) -> list[WeightPart]:
+def _split_attention(path: str, parts: list[WeightPart], module: nn.Module) -> list[WeightPart]:
     """Split the `Conv1D` that GPT-2 calls `c_attn` into q, k and v, or into k and v in cross-attention.
 
     The name decides: a feed-forward layer may be three times as wide as its input, too.
     """
-    is_fused = path.rpartition(".")[2] == "c_attn" and [entry.orientation for entry in slices] == ["columns"]
+    is_fused = path.rpartition(".")[2] == "c_attn" and [part.orientation for part in parts] == ["columns"]
     width, fused_width = getattr(module, "nx", 0), getattr(module, "nf", 0)
     names = {2 * width: "kv", 3 * width: "qkv"}.get(fused_width) if is_fused else None
     if names is None:
-        return slices
-    return [replace(slices[0], suffix=name, index=i, count=len(names)) for i, name in enumerate(names)]
+        return parts
+    return [replace(parts[0], suffix=name, index=i, count=len(names)) for i, name in enumerate(names)]
 
 
-def _linear_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
+def _recognize_linear_layer(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise linear layers of any library, Hugging Face's `Conv1D`, and heads (modules with `num_classes`)."""
     if _is_lazy(module, "weight"):
         return [WeightPart()]  # `_layers_of_module` reports it as not initialised
@@ -446,7 +466,7 @@ def _linear_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None
     return None
 
 
-def _expert_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
+def _recognize_experts(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise fused experts: parameters (experts, out, in) or (experts, in, out) of one module."""
     has_experts = getattr(module, "num_experts", None) is not None or "expert" in type(module).__name__.lower()
     if not has_experts:
@@ -456,7 +476,7 @@ def _expert_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None
     if not weights:
         return None
     width = next((int(w) for key in ("hidden_size", "hidden_dim") if (w := getattr(module, key, None))), None)
-    slices = []
+    parts = []
     for name, weight in weights.items():
         experts, first, second = weight.shape
         # The hidden width is the input of gate and up projections and the output of down projections (w2), so its
@@ -464,23 +484,18 @@ def _expert_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None
         reads_hidden = "down" not in name and not name.endswith("w2")
         is_columns = first != second and width is not None and (first if reads_hidden else second) == width
         orientation: Orientation = "columns" if is_columns else "rows"
-        slices.append(WeightPart(name, name, groups=experts, stacked=True, orientation=orientation))
-    return slices
+        parts.append(WeightPart(name, name, groups=experts, stacked=True, orientation=orientation))
+    return parts
 
 
 _RECOGNIZERS: tuple[Callable[[nn.Module, bool], list[WeightPart] | None], ...] = (
-    _attention_slices,
-    _recurrent_slices,
-    _embedding_slices,
-    _convolution_slices,
-    _linear_slices,
-    _expert_slices,
+    _recognize_attention,
+    _recognize_recurrent_layer,
+    _recognize_embedding,
+    _recognize_convolution,
+    _recognize_linear_layer,
+    _recognize_experts,
 )
-
-
-def _weight_names(module: nn.Module) -> list[str]:
-    """Return the names of a module's weight matrices, parametrised ones included."""
-    return [name for name in _parameter_names(module) if name.startswith("weight")]
 
 
 def _parameter_names(module: nn.Module) -> list[str]:
@@ -514,8 +529,8 @@ def _read_weight(module: nn.Module, parameter: str) -> Tensor:
 def _peek_weight(module: nn.Module, parameter: str) -> Tensor | None:
     """Return the current weight without side effects, or None if it is missing, not initialised or not floating-point.
 
-    A parametrisation is evaluated in evaluation mode, so that its buffers (such as those of spectral norm) stay as
-    they are.
+    A parametrisation is evaluated in evaluation mode, so that its buffers, such as the vectors of spectral norm, stay
+    as they are.
     """
     if parametrize.is_parametrized(module, parameter):
         with evaluation_mode(module.parametrizations[parameter]):  # type: ignore[index]
@@ -533,10 +548,11 @@ def _peek_weight(module: nn.Module, parameter: str) -> Tensor | None:
 # The search ----------------------------------------------------------------------------------------------------------
 
 
+@deprecated_argument("output", "output_layer")
 def layers_of(
     model: LayerSource,
     *,
-    output: str | Sequence[str] | None = "auto",
+    output_layer: str | Sequence[str] | None = "auto",
     where: Callable[[str, nn.Module], bool] | None = None,
     per_head: bool = False,
     local_classes: bool = False,
@@ -551,10 +567,11 @@ def layers_of(
     Args:
         model: a module, a mapping from names to tensors, or (name, tensor) pairs, such as `model.named_parameters()`.
             The first dimension of a tensor counts neurons.
-        output: one or more names of output layers, None for no output layer, or "auto". "auto" selects the first of
-            the following that exists: all heads of the model; the output layer that a Hugging Face model declares; the
-            last linear layer under a usual classifier name; the last layer, if it is linear and a direct child of the
-            model or the end of a `Sequential`. If none exists, all layers are hidden and `LayerSelection.note` says so.
+        output_layer: one or more names of output layers, None for no output layer, or "auto". "auto" selects the first
+            of the following that exists: all heads of the model; the output layer that a Hugging Face model declares;
+            the last linear layer under a usual classifier name; the last layer, if it is linear and a direct child of
+            the model or the end of a `Sequential`. If none exists, all layers are hidden and `LayerSelection.note` says
+            so.
         where: a function of name and module; modules for which it returns False are skipped.
         per_head: split q, k and v of `nn.MultiheadAttention` into one group per attention head.
         local_classes: include heads whose class vectors are distributed over processes, with the class vectors of this
@@ -573,26 +590,6 @@ def layers_of(
         >>> selection[0].rows().shape
         torch.Size([8, 27])
     """
-    return _select(model, output, where, per_head, local_classes, argument="output")
-
-
-def find_layers(
-    model: LayerSource,
-    output_layer: str | Sequence[str] | None,
-    where: Callable[[str, nn.Module], bool] | None = None,
-) -> LayerSelection:
-    """Return `layers_of` for a function whose argument is called `output_layer`, as errors will say."""
-    return _select(model, output_layer, where, per_head=False, local_classes=False, argument="output_layer")
-
-
-def _select(
-    model: LayerSource,
-    output: str | Sequence[str] | None,
-    where: Callable[[str, nn.Module], bool] | None,
-    per_head: bool,
-    local_classes: bool,
-    argument: str,
-) -> LayerSelection:
     require(where is None or callable(where), "where", "None or a function of a name and a module", where)
     if not isinstance(model, nn.Module):
         layers = _layers_of_tensors(model)
@@ -600,30 +597,30 @@ def _select(
     else:
         layers, skipped = _layers_of_module(model, where, per_head, local_classes)
     note = None
-    if output != "auto":
-        outputs = _named_outputs(output, layers, argument)
+    if output_layer != "auto":
+        outputs = _named_outputs(output_layer, layers)
     elif isinstance(model, nn.Module):
         outputs, note = _recognize_outputs(model, layers)
     else:
         outputs = set()  # named tensors have neither a known order nor a known use
-    return LayerSelection(tuple(_with_role(layer, outputs, output) for layer in layers), tuple(skipped), note)
+    return LayerSelection(tuple(_with_role(layer, outputs, output_layer) for layer in layers), tuple(skipped), note)
 
 
-def _with_role(layer: NeuronLayer, outputs: set[str], output: object) -> NeuronLayer:
+def _with_role(layer: NeuronLayer, outputs: set[str], output_layer: object) -> NeuronLayer:
     if layer.name in outputs:
         return replace(layer, role="output")
-    # A recogniser gives heads the role "output". They keep it if other layers are named, but not with output=None.
-    return replace(layer, role="hidden") if layer.role == "output" and output is None else layer
+    # A recogniser gives heads the role "output". They keep it if other layers are named, but not with None.
+    return replace(layer, role="hidden") if layer.role == "output" and output_layer is None else layer
 
 
-def _named_outputs(output: str | Sequence[str] | None, layers: Sequence[NeuronLayer], argument: str) -> set[str]:
-    is_known = output is None or isinstance(output, (str, Iterable))
-    require(is_known, argument, "'auto', None, a name or several names", output)
-    names = set() if output is None else {output} if isinstance(output, str) else set(output)
+def _named_outputs(output_layer: str | Sequence[str] | None, layers: Sequence[NeuronLayer]) -> set[str]:
+    is_known = output_layer is None or isinstance(output_layer, (str, Iterable))
+    require(is_known, "output_layer", "'auto', None, a name or several names", output_layer)
+    names = set() if output_layer is None else {output_layer} if isinstance(output_layer, str) else set(output_layer)
     accepted = ", ".join(repr(layer.name) for layer in layers)
     for name in names:
         is_listed = any(name in (layer.name, *layer.aliases) for layer in layers)
-        require(is_listed, argument, f"'auto', None or one of {accepted}", name)
+        require(is_listed, "output_layer", f"'auto', None or one of {accepted}", name)
     return {layer.name for layer in layers if names & {layer.name, *layer.aliases}}
 
 
@@ -641,8 +638,8 @@ def _layers_of_tensors(source: object) -> list[NeuronLayer]:
         received = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         require(is_matrix, name, "a floating-point tensor (N, ...) of neurons", received)
         require(name not in layers, "model", "pairs with different names", f"pairs with {name!r} twice")
-        shape = WeightPart().shape_of(tensor)
-        layers[name] = NeuronLayer(name, None, name, "hidden", name, 1, shape, (), WeightPart(), tensor)
+        part = WeightPart(parameter=name)
+        layers[name] = NeuronLayer(name, None, part.role, name, part.shape_of(tensor), (), part, tensor)
     return list(layers.values())
 
 
@@ -656,38 +653,36 @@ def _layers_of_module(
     # Evaluates each parametrisation once and keeps the weight, so that its identity is unique.
     with parametrize.cached():
         for path, module in _modules_owners_first(model):
-            slices = next((s for recognize in _RECOGNIZERS if (s := recognize(module, per_head)) is not None), [])
-            slices = _split_attention(path, slices, module)
-            reason = _reason_to_skip(path, module, where, distributed) if slices else None
+            recognized = (recognize(module, per_head) for recognize in _RECOGNIZERS)
+            parts = _split_attention(path, next((parts for parts in recognized if parts is not None), []), module)
+            reason = _reason_to_skip(path, module, where, distributed) if parts else None
             if reason is not None:
                 # A distributed head contains a plain head with the same weight: report it once, under its outer name.
                 if not any(path != outer and _is_within(path, outer) for outer in distributed):
                     skipped.append(SkippedLayer(path or type(module).__name__, reason, path in distributed))
-                handled |= {id(module._parameters.get(entry.parameter)) for entry in slices}
+                handled |= {id(module._parameters.get(part.parameter)) for part in parts}
                 continue
-            for entry in slices:
-                weight = _peek_weight(module, entry.parameter)
+            for part in parts:
+                weight = _peek_weight(module, part.parameter)
                 if weight is None or weight.ndim < 2:
                     reason = "its weight is not a floating-point matrix that can be read"
-                    if _is_lazy(module, entry.parameter):
+                    if _is_lazy(module, part.parameter):
                         reason = "its weight is not initialised: run a batch through the model first"
-                    skipped.append(SkippedLayer(_join(path, entry.suffix), reason))
+                    skipped.append(SkippedLayer(_join(path, part.suffix), reason))
                     continue
-                key = _identity(module, entry, weight)
+                key = _identity(module, part, weight)
                 handled.add(id(weight))
                 if key in layers:
-                    layers[key] = _merge_tied(layers[key], path, entry.role)
+                    layers[key] = _merge_tied(layers[key], path, part.role)
                 else:
                     layers[key] = NeuronLayer(
-                        name=entry.name_in(path),
+                        name=part.name_in(path),
                         module=module,
-                        parameter=entry.parameter,
-                        role=entry.role,
-                        weight_name=_join(path, entry.parameter),
-                        groups=entry.groups,
-                        shape=entry.shape_of(weight),
+                        role=part.role,
+                        weight_name=_join(path, part.parameter),
+                        shape=part.shape_of(weight),
                         aliases=(),
-                        part=entry,
+                        part=part,
                     )
         skipped += _unrecognized_weights(model, handled)
     # The search visits wrappers last. Return the layers in the order of registration.
@@ -761,7 +756,7 @@ def _unrecognized_weights(model: nn.Module, handled: set[int]) -> Iterator[Skipp
                 continue
             handled.add(id(parameter))
             kind = type(module).__name__
-            reason = "parameters of a normalisation" if isinstance(module, _NORMALIZATIONS) else None
+            reason = "parameters of a normalisation" if isinstance(module, NORMALIZATIONS) else None
             yield SkippedLayer(_join(path, name), reason or f"{kind} is not a known kind of layer")
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "nearest_name",
     "printable",
     "require",
+    "require_betas",
     "require_package",
     "warn_user",
 ]
@@ -136,6 +137,12 @@ def is_integer(value: object, low: float, high: float = math.inf) -> bool:
         return low <= operator.index(value) <= high
     except (TypeError, RuntimeError):  # NumPy and torch scalars define __index__ but raise if they are not integers
         return False
+
+
+def require_betas(betas: object) -> None:
+    """Raise a `ValueError` unless the argument `betas` of an optimiser is two numbers in [0, 1)."""
+    two = isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_number(b, 0) and b < 1 for b in betas)
+    require(two, "betas", "two numbers in [0, 1)", betas)
 
 
 def require_package(module: str, package: str, extra: str) -> Any:

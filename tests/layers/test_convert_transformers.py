@@ -316,7 +316,7 @@ def test_convert_moves_fixed_tensors_of_attention_with_the_module():
     convert_(attention, magnitude=Ball(radius=torch.tensor(0.5)), where=lambda *_: True)
     assert attention.to("meta").q.magnitude.radius.is_meta
     assert attention.decay_free_parameters == ("in_proj_weight",)
-    assert [layer.uses_weight_norm for layer in layers_of(attention, output=None)] == [False] * 4
+    assert [layer.uses_weight_norm for layer in layers_of(attention, output_layer=None)] == [False] * 4
 
 
 class Unused(nn.Module):

@@ -299,7 +299,7 @@ def test_save_adapter_warns_about_other_parameters_that_may_be_trained(tmp_path)
     model.requires_grad_(False)
     for parameter in rotation_parameters(model):
         parameter.requires_grad_()
-    use_rotation_set(model, "second")  # the inactive set is another adapter
+    use_rotation_set(model, "second", create=True)  # the inactive set is another adapter
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         save_adapter(model, tmp_path)
@@ -395,7 +395,7 @@ def test_merge_ends_where_the_weight_would_be_outdated(tmp_path):
     assert rotation.merged is None
     merge(model.eval()).load_state_dict(other.state_dict())
     assert model(X).equal(other(X))
-    use_rotation_set(merge(model), "new")
+    use_rotation_set(merge(model), "new", create=True)
     torch.testing.assert_close(model(X), base(X), **TOLERANCE)
     model(X).sum().backward()
     assert rotation.parameter.grad is not None
@@ -410,12 +410,16 @@ def test_merge_continues_after_a_fold():
     torch.testing.assert_close(fold_(model, keep=True)(X), before, **TOLERANCE)
 
 
-def test_merge_needs_a_rotated_model_in_evaluation_mode():
-    for model, message in ((mlp(), "a rotated model"), (rotate_(mlp()).train(), "evaluation mode")):
-        with pytest.raises(ValueError, match=message):
-            merge(model)
-    with pytest.raises(ValueError, match="a rotated model"):
-        unmerge(mlp())
+def test_merge_needs_a_model_in_evaluation_mode():
+    with pytest.raises(ValueError, match="evaluation mode"):
+        merge(rotate_(mlp()).train())
+
+
+def test_merge_and_unmerge_leave_a_plain_model_unchanged():
+    model = mlp()
+    state = copy.deepcopy(model.state_dict())
+    assert merge(model) is unmerge(model) is model
+    torch.testing.assert_close(model.state_dict(), state, atol=0, rtol=0)
 
 
 # Combination ---------------------------------------------------------------------------------------------------------
@@ -429,7 +433,7 @@ def two_sets(method, blocks=2, size=0.2):
     At this size all matrices are rotations. Larger parameters also give reflections, which have no logarithm.
     """
     model = rotate_(mlp().double(), method, blocks=blocks)
-    use_rotation_set(model, "b")
+    use_rotation_set(model, "b", create=True)
     perturb_(model, size)
     with torch.no_grad():
         rotation_parameters(model)[1].mul_(0.7)
@@ -476,7 +480,7 @@ def test_combine_adds_the_angles_of_rotations_that_commute():
     layer = rotate_(nn.Linear(2, 3).double(), "exponential", output=True)
     rotation = layer.parametrizations.weight[0]
     for name, angle in (("main", 0.9), ("b", -0.4)):
-        use_rotation_set(layer, name)
+        use_rotation_set(layer, name, create=True)
         with torch.no_grad():
             rotation.parameter.fill_(angle)
     combine(layer, {"main": 0.7, "b": 0.3}, name="mixed")
@@ -500,7 +504,7 @@ def test_combine_refuses_what_has_no_logarithm_and_unknown_sets():
             ({"c": 1.0}, "new", "'main', 'b'"),
             ({}, "new", "mapping"),
             ({"b": math.nan}, "new", "numbers"),
-            ({"b": 1.0}, "b", "other than those"),
+            ({"b": 1.0}, "b", "other than the combined ones"),
             ({"b": 1.0}, "no name", "identifier"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -347,7 +347,7 @@ def test_use_is_seen_by_a_compiled_model():
     model, twin, x = rotated_pair(rotate_)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for m in (model, twin):
-        use_rotation_set(m, "other")
+        use_rotation_set(m, "other", create=True)
     torch.testing.assert_close(compiled(x), twin(x), atol=1e-5, rtol=1e-5)
     for m in (model, twin):
         use_rotation_set(m, "main")

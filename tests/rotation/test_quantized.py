@@ -141,7 +141,7 @@ def test_quantized_layers_fold_to_plain_parameters(frozen):
     for p in rotation_parameters(model):
         p.requires_grad_(not frozen)
     y = model(x)
-    with pytest.raises(ValueError, match="keep=True needs neurons in floating point, but those of layer '0' are quant"):
+    with pytest.raises(ValueError, match="keep=True needs neurons in floating point, but layer '0' has quant"):
         fold_(model, keep=True)
     torch.testing.assert_close(fold_(model)(x), y, atol=1e-6, rtol=1e-5)
     state = [(n, type(p), p.dtype, p.requires_grad, p.is_leaf) for n, p in model.named_parameters()]

@@ -211,7 +211,7 @@ def test_fold_rejects_a_keep_that_is_not_a_bool():
         fold_(model, keep=3)
 
 
-def test_use_rejects_a_plain_model():
+def test_use_rotation_set_rejects_a_plain_model():
     model = mlp()
     with left_unchanged(model), pytest.raises(ValueError, match="model must be a rotated model"):
         use_rotation_set(model, "x")
@@ -377,16 +377,23 @@ def test_rotate_selects_layers_of_other_libraries_by_their_attributes():
 
 
 @pytest.mark.parametrize("name", ["values", "training", "_keys", "a b", "", 3])
-def test_use_rejects_invalid_names(name):
+def test_use_rotation_set_rejects_invalid_names(name):
     model = rotate_(mlp())
     before = list(model.state_dict())
     with pytest.raises(ValueError, match="name must be an identifier that is not yet in use"):
-        use_rotation_set(model, name)
+        use_rotation_set(model, name, create=True)
     assert list(model.state_dict()) == before
     assert model(torch.randn(2, 10)).shape == (2, 3)
 
 
-# Folding, parameter sets, saving and loading -------------------------------------------------------------------------
+def test_use_rotation_set_rejects_unknown_names():
+    model = rotate_(mlp())
+    use_rotation_set(model, "second", create=True)
+    with left_unchanged(model), pytest.raises(ValueError, match="name must be 'main' or 'second', or a new name with"):
+        use_rotation_set(model, "secnod")
+
+
+# Folding, rotation sets, saving and loading --------------------------------------------------------------------------
 
 
 def test_fold_with_keep_preserves_outputs_and_parameters():
@@ -420,10 +427,10 @@ def test_fold_with_keep_rounds_a_weight_of_float64(kind):
     assert torch.equal(layer.parametrizations.weight.original, expected)
 
 
-def test_use_switches_between_parameter_sets():
+def test_use_rotation_set_switches_between_sets():
     model, x = rotate_(mlp()), torch.randn(4, 10)
     start = model(x)
-    use_rotation_set(model, "other")
+    use_rotation_set(model, "other", create=True)
     torch.testing.assert_close(model(x), start)
     with torch.no_grad():
         model[0].parametrizations.weight[0].parameter.add_(0.3)
@@ -432,15 +439,15 @@ def test_use_switches_between_parameter_sets():
     use_rotation_set(model, "main")
     assert torch.equal(model(x), start)
     use_rotation_set(model, "other")
-    with pytest.raises(ValueError, match="keep=True needs a single rotation set, but layer '0' has 2"):
+    with pytest.raises(ValueError, match="layer '0': model must be rotated by a single rotation set"):
         fold_(model, keep=True)
     torch.testing.assert_close(fold_(model)(x), rotated, atol=1e-6, rtol=0)
 
 
-def test_use_is_stored_in_the_state_dict():
+def test_use_rotation_set_is_stored_in_the_state_dict():
     model, x = rotate_(mlp()), torch.randn(4, 10)
     assert not any("active" in key for key in model.state_dict())  # one set needs no name
-    use_rotation_set(model, "other")
+    use_rotation_set(model, "other", create=True)
     perturb_(model)
     rotated, state = model(x), model.state_dict()
     assert all(isinstance(value, torch.Tensor) for value in state.values())
@@ -452,10 +459,11 @@ def test_use_is_stored_in_the_state_dict():
     fresh = rotate_(mlp())
     for strict in (True, False):
         with pytest.raises(
-            RuntimeError, match=r"'other' in use, but there is only 'main': call use_rotation_set\(model, 'other'\)"
+            RuntimeError,
+            match=r"'other' in use, but there is only 'main': call use_rotation_set\(model, 'other', create=True\)",
         ):
             fresh.load_state_dict(state, strict=strict)
-    use_rotation_set(fresh, "other")
+    use_rotation_set(fresh, "other", create=True)
     use_rotation_set(fresh, "main")
     fresh.load_state_dict(state)
     assert torch.equal(fresh(x), rotated)
@@ -501,7 +509,7 @@ from hypersphere.rotation import Stochastic, fold_, rotate_, use_rotation_set
 def several(model):
     rotate_(model)
     for name in ("third", "second", "main"):
-        use_rotation_set(model, name)
+        use_rotation_set(model, name, create=True)
 
 saved = torch.load(sys.argv[1])
 makers = {"full": lambda m: rotate_(m, "gram_schmidt"), "partial": lambda m: Stochastic(m, 0.5, 3), "several": several}
@@ -520,7 +528,7 @@ def test_rotated_models_can_be_loaded_in_another_process_and_folded(tmp_path):
     full, partial, several = rotate_(mlp(), "gram_schmidt"), mlp(), rotate_(mlp())
     stochastic = Stochastic(partial, 0.5, 3)
     for name in ("second", "third", "second"):  # the state dict also stores the name of the active set
-        use_rotation_set(several, name)
+        use_rotation_set(several, name, create=True)
     for key, model in (("full", full), ("partial", partial), ("several", several)):
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
         for _ in range(7):
@@ -575,7 +583,7 @@ def test_rotate_reports_layers_that_it_leaves_unchanged(capsys):
         "encoder.linear1",
         "encoder.linear2",
     ]
-    assert "lstm.weight_ih_l0.i: LSTM passes its stored weights to torch, and not those of a parametrisation" in report
+    assert "lstm.weight_ih_l0.i: LSTM passes its stored weights to torch, and not the parametrised ones" in report
     assert "embedding: it is an embedding, which needs embeddings=True" in report
     assert "classifier: it is the output layer, which needs output=True" in report
     torch.testing.assert_close(model(tokens), before)
@@ -640,9 +648,14 @@ def test_block_layout_accepts_old_names():
         assert layout.matrices == layout.matrix_count == 4
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [("Layout", BlockLayout), ("measure", rotation_states), ("use", use_rotation_set)]
-)
+def test_use_creates_rotation_sets_as_in_version_0_1():
+    model = rotate_(mlp())
+    with pytest.warns(DeprecationWarning, match="use rotation.use_rotation_set"):
+        hs.rotation.use(model, "second")
+    assert set(model[0].parametrizations.weight[0].free) == {"main", "second"}
+
+
+@pytest.mark.parametrize(("old", "new"), [("Layout", BlockLayout), ("measure", rotation_states)])
 def test_rotation_accepts_old_names(old, new):
     with pytest.warns(DeprecationWarning, match=f"use hypersphere.rotation.{new.__name__}"):
         assert getattr(hs.rotation, old) is new

@@ -10,7 +10,13 @@ from torch.nn.utils import parametrize
 
 from hypersphere.functions.orthogonal import Cayley
 from hypersphere.rotation import BlockLayout, fold_, rotate_, rotated_layers
-from hypersphere.rotation._rotated_linear import _CayleySide, _InputSide, input_side_is_cheaper, rotated_linear
+from hypersphere.rotation._rotated_linear import (
+    _CayleySide,
+    _InputSide,
+    rotated_linear,
+    rotating_input_and_output_is_cheaper,
+    rotating_input_is_cheaper,
+)
 
 from .samples import perturb_
 
@@ -181,12 +187,22 @@ def test_rotate_dropout_replaces_blocks_by_the_identity_in_training():
     assert not ((layer.weight - neurons).view(3, 100, 4).abs().amax((0, 2)) < 1e-6).any()
 
 
-def test_input_side_is_cheaper_unless_the_weight_is_reused_or_has_few_rows():
+def test_rotating_input_is_cheaper_unless_the_weight_is_reused_or_has_few_rows():
     layout = BlockLayout(1024, 32)
-    assert input_side_is_cheaper(64, 1024, layout, x_needs_grad=True, trains=True)
-    assert input_side_is_cheaper(64, 1024, layout, x_needs_grad=False, trains=False)
-    assert not input_side_is_cheaper(4096, 1024, layout, x_needs_grad=False, trains=False)
-    assert not input_side_is_cheaper(4096, 16, layout, x_needs_grad=True, trains=True)
-    assert not input_side_is_cheaper(64, 1024, BlockLayout(1024), x_needs_grad=True, trains=True)
+    assert rotating_input_is_cheaper(64, 1024, layout, x_needs_grad=True, trains=True)
+    assert rotating_input_is_cheaper(64, 1024, layout, x_needs_grad=False, trains=False)
+    assert not rotating_input_is_cheaper(4096, 1024, layout, x_needs_grad=False, trains=False)
+    assert not rotating_input_is_cheaper(4096, 16, layout, x_needs_grad=True, trains=True)
+    assert not rotating_input_is_cheaper(64, 1024, BlockLayout(1024), x_needs_grad=True, trains=True)
     with parametrize.cached():
-        assert not input_side_is_cheaper(64, 1024, layout, x_needs_grad=False, trains=False)
+        assert not rotating_input_is_cheaper(64, 1024, layout, x_needs_grad=False, trains=False)
+
+
+def test_rotating_input_and_output_is_cheaper_unless_the_weight_is_reused():
+    blocks = BlockLayout(1024, 16)
+    shape = (1024, 1024)
+    assert rotating_input_and_output_is_cheaper(64, shape, blocks, blocks, x_needs_grad=True, trains=True)
+    assert rotating_input_and_output_is_cheaper(10**6, shape, blocks, blocks, x_needs_grad=True, trains=True)
+    assert not rotating_input_and_output_is_cheaper(4096, shape, blocks, blocks, x_needs_grad=False, trains=False)
+    with parametrize.cached():
+        assert not rotating_input_and_output_is_cheaper(64, shape, blocks, blocks, x_needs_grad=False, trains=False)

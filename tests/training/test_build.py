@@ -15,13 +15,13 @@ from hypersphere.layers.decoupled import DecoupledLayer
 from hypersphere.models import INITIALIZATIONS
 from hypersphere.optim import OPTIMIZERS, SCHEDULES
 from hypersphere.rotation import rotation_parameters
-from hypersphere.rotation.menu import ROTATIONS
 from hypersphere.rotation.rotate import METHODS
 from hypersphere.training import Config, Trainer, minimize
 from hypersphere.training import build as build_module
 from hypersphere.training.build import ADVERSARIES, REGULARIZERS, build
 from hypersphere.training.components import MENUS, complete_settings
 from hypersphere.training.network import NETWORKS, OPERATORS
+from hypersphere.training.rotations import ROTATIONS
 
 SMALL = {"name": "toy_cnn", "widths": [4, 4], "feature_dim": 4}
 HIDDEN = {"name": "mlp", "widths": [8, 8]}

@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_argument, deprecated_attribute
-from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer, SkippedLayer, find_layers
+from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer, SkippedLayer, layers_of
 from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_integer, is_number, require, warn_user
 from hypersphere.energy._steps import Step, StepCounter
@@ -168,7 +168,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
             labels = self._positional_labels(positional, labels)
         step = self._begin_step()
         factor = self._scheduled_factor(step.number)
-        anchor = self.selection[0].anchor  # says on which device the result is
+        anchor = self.selection[0].device_reference  # says on which device the result is
         if factor:
             # Energies of 16-bit products would be noise for close neurons.
             with _numerics.autocast_disabled(anchor):
@@ -380,7 +380,7 @@ def select_layers(
     if output_layer == "last":
         warn_user("output_layer='last' is deprecated, use 'auto' instead", DeprecationWarning)
         output_layer = "auto"
-    candidates = find_layers(model, output_layer, where)
+    candidates = layers_of(model, output_layer=output_layer, where=where)
     candidates.warn_if_output_is_unknown()
     selection = candidates.without(reason_to_skip)
     if len(selection) == 0:
@@ -473,5 +473,5 @@ def stack_equal_shapes(
 
 def place_on_layer(x: Tensor, layer: NeuronLayer) -> Tensor:
     """Return `x` on the device of a layer and in the dtype of its rows; on the meta device it stays as it is."""
-    anchor = layer.anchor.detach()
+    anchor = layer.device_reference.detach()
     return x if anchor.is_meta else x.to(anchor.device, _numerics.compute_dtype(anchor.dtype))

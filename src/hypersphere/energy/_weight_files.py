@@ -52,7 +52,7 @@ def read_neurons(source: nn.Module | Mapping[str, Any] | str | Path) -> Iterator
 
 
 def _read_module(module: nn.Module) -> Iterator[tuple[str, Tensor | str]]:
-    selection = layers_of(module, output=None).without(
+    selection = layers_of(module, output_layer=None).without(
         lambda layer: "one neuron per set" if layer.shape[1] < 2 else None
     )
     for layer in selection:

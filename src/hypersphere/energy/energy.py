@@ -201,7 +201,7 @@ def layer_energies(body: nn.Module, head: Tensor) -> dict[str, float]:
     (['0', 'head'], 0.5)
     """
     energies = {}
-    for layer in layers_of(body, output=None):
+    for layer in layers_of(body, output_layer=None):
         if layer.role == "hidden" and layer.shape[1] > 1:
             values = [hyperspherical_energy(_sample(rows), half_space=True) for rows in layer.row_sets()]
             energies[layer.name] = float(torch.stack(values).mean())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
-from hypersphere._layer_selection import NeuronLayer, find_layers
+from hypersphere._layer_selection import NeuronLayer, layers_of
 from hypersphere._validation import is_integer, require
 
 __all__ = ["LowRank", "factors", "low_rank_"]
@@ -102,7 +102,7 @@ def low_rank_(
         >>> torch.linalg.matrix_rank(net[0].weight).item()
         3
     """
-    selection = find_layers(model, output_layer, where)
+    selection = layers_of(model, output_layer=output_layer, where=where)
     selection.warn_if_output_is_unknown()
     hidden = [layer for layer in selection.hidden if layer.shape[1] > 1]
     require(bool(hidden), "model", "one with a hidden layer", "one without")

@@ -265,9 +265,9 @@ def is_orthogonal(q: Tensor) -> bool:
     return bool((gram_error(q).abs() <= _numerics.rotation_tolerance(q.dtype)).all())
 
 
-def newton_schulz_step(q: Tensor) -> Tensor:
-    """Return Q(3I − QᵀQ)/2, which squares the error of a nearly orthogonal Q."""
-    return 1.5 * q - 0.5 * q @ (q.mT @ q)
+def newton_schulz_step(q: Tensor, gram: Tensor | None = None) -> Tensor:
+    """Return Q(3I − QᵀQ)/2, which squares the error of a nearly orthogonal Q. `gram` is QᵀQ if it is known."""
+    return 1.5 * q - 0.5 * q @ (q.mT @ q if gram is None else gram)
 
 
 def gram_lower_triangle(p: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class _Projection(nn.Module):
     @property
     def weight(self) -> Tensor:
         stored = cast(Tensor, getattr(self._attention[0], self._part.parameter))
-        return self._part.read(stored, self._part.shape_of(stored)).flatten(0, 1)
+        return self._part.rows(stored)
 
     @property
     def bias(self) -> Tensor | None:
@@ -72,7 +72,7 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
 
     def add_projections(self, options: OperatorOptions) -> None:
         """Make the three decoupled layers. Nothing is added if one of them cannot be made."""
-        parts = [layer.part for layer in layers_of(self, output=None) if layer.module is self]
+        parts = [layer.part for layer in layers_of(self, output_layer=None) if layer.module is self]
         projections = {part.suffix: DecoupledProjection(self, part, options) for part in parts}
         for name, projection in projections.items():
             self.add_module(name, projection.train(self.training))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from hypersphere._layer_selection import NeuronLayer, SkippedLayer, find_layers
+from hypersphere._layer_selection import NeuronLayer, SkippedLayer, layers_of
 from hypersphere._modes import evaluation_mode, training_mode
 from hypersphere._signatures import named_parameters
 from hypersphere._validation import guard_save_pretrained, require
@@ -225,7 +225,7 @@ def conversion_plan(
         SkippedLayer(name='2', reason='it is the output layer')
     """
     require(where is None or callable(where), "where", "None or a function of a name and a module", where)
-    selection = find_layers(model, output_layer)
+    selection = layers_of(model, output_layer=output_layer)
     if where is None:  # else it decides about the output layer, too
         selection.warn_if_output_is_unknown()
     candidates = {
@@ -427,7 +427,7 @@ def _require_consistent_ties(model: nn.Module, folded: dict[nn.Module, Tensor]) 
             for projection in module.projections.values():
                 part = projection._part
                 if part.parameter == name:
-                    parameter = part.replaced(parameter, folded[projection], part.shape_of(parameter))
+                    parameter = part.with_rows(parameter, folded[projection])
             return parameter
         return folded[module] if name == "weight" and module in folded else parameter
 

@@ -17,7 +17,7 @@ __all__ = ["MovingAverage"]
 class MovingAverage:
     """The exponential moving average of the weights of a module: a ← decay·a + (1 − decay)·w after each step.
 
-    Buffers, such as the statistics of BatchNorm, are those of the module.
+    Buffers, such as the statistics of BatchNorm, are not averaged.
 
     Args:
         module: the module.
@@ -59,7 +59,7 @@ class MovingAverage:
         torch._foreach_lerp_(averages, weights, 1 - self.decay)
 
     def _require_same_weights(self) -> None:
-        """Raise a `ValueError` if the module has other parameters: their rows may be those of other classes."""
+        """Raise a `ValueError` if the module has other parameters: their rows may belong to other classes."""
         for module in self.module.modules():
             if hasattr(module, "reshard"):  # FSDP keeps complete copies of some weights after an evaluation
                 module.reshard()  # type: ignore[operator]

@@ -7,17 +7,10 @@ from typing import Any, cast
 
 from torch import nn
 
-from hypersphere._layer_selection import NeuronLayer, layers_of
+from hypersphere._layer_selection import NORMALIZATIONS, NeuronLayer, layers_of
 from hypersphere._validation import is_number, require
 
 __all__ = ["param_groups"]
-
-_NORMALIZATIONS = (
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
-)
 
 
 def param_groups(
@@ -56,7 +49,7 @@ def param_groups(
     # Layers by identity of their weight; the slices q, k and v of a fused weight share one. Distributed heads are
     # included, because decay acts on each class vector separately. Parametrised weights are not parameters.
     layers: dict[int, list[NeuronLayer]] = {}
-    for layer in layers_of(model, output=None, local_classes=True):
+    for layer in layers_of(model, output_layer=None, local_classes=True):
         weight = cast(nn.Module, layer.module)._parameters.get(layer.parameter)
         if weight is not None:
             layers.setdefault(id(weight), []).append(layer)
@@ -69,7 +62,7 @@ def param_groups(
             if name in declared:
                 reasons.setdefault(id(parameter), f"{type(module).__name__} excludes it")
         direct = dict(module.named_parameters(recurse=False))
-        if not normalization and isinstance(module, _NORMALIZATIONS):
+        if not normalization and isinstance(module, NORMALIZATIONS):
             for parameter in direct.values():
                 reasons.setdefault(id(parameter), "parameter of a normalisation")
         for name, parameter in direct.items():

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._validation import require
+from hypersphere.optim.torch_optimizers import restore_saved_dtypes
 
 __all__ = ["Hyperball"]
 
@@ -51,7 +52,7 @@ class Hyperball(torch.optim.Optimizer):
     steps on the CPU. Step hooks of the base optimiser see these updates in place of the weights; hooks of `Hyperball`
     see the weights.
 
-    `param_groups`, `defaults` and `state` are those of the base optimiser, so learning-rate schedulers, gradient
+    `param_groups`, `defaults` and `state` belong to the base optimiser, so learning-rate schedulers, gradient
     scalers and checkpoints work as for the base optimiser. A state of the base optimiser alone can be loaded, too; the
     radii are then the norms at the next step.
 
@@ -126,12 +127,9 @@ class Hyperball(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this optimiser, or of the base optimiser alone."""
         self.base_optimizer.load_state_dict(state_dict)
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+        restore_saved_dtypes(self, state_dict, names=["radius"])
+        for group in self.param_groups:
             group.setdefault("per", self.defaults["per"])
-            for p, index in zip(group["params"], saved["params"], strict=True):
-                radius = state_dict["state"].get(index, {}).get("radius")
-                if radius is not None:  # torch has rounded it to the dtype of the parameter
-                    self.state[p]["radius"] = radius.to(p.device)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -208,7 +206,7 @@ class _Move:
             zeros = torch.zeros_like(self.weight)
             # The CPU allocator may return memory to the system, and requesting it again costs more than the arithmetic
             # of a step. Other devices have allocators that keep memory.
-            if _numerics.all_on_cpu(zeros):
+            if zeros.device.type == "cpu":
                 displacements[self.parameter] = zeros
         self.parameter.data = zeros
 

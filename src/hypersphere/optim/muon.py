@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim._muon import muon
 from torch.optim.adamw import adamw
 
-from hypersphere._validation import is_integer, is_number, require
+from hypersphere._validation import is_integer, is_number, require, require_betas
 
 __all__ = ["Muon"]
 
@@ -76,8 +76,7 @@ class Muon(torch.optim.Optimizer):
             require(is_number(value, 0), name, "a number >= 0", value)
         require(is_number(momentum, 0) and momentum < 1, "momentum", "a number in [0, 1)", momentum)
         require(is_integer(steps, 1, 99), "steps", "an integer in [1, 99]", steps)
-        two = isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_number(b, 0) and b < 1 for b in betas)
-        require(two, "betas", "two numbers in [0, 1)", betas)
+        require_betas(betas)
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "steps": steps, "betas": betas}
         super().__init__(params, defaults)
 

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
-from hypersphere._validation import is_integer, is_number, require
+from hypersphere._validation import is_integer, is_number, require, require_betas
 from hypersphere.functions._factorizations import newton_schulz_step
+from hypersphere.optim.torch_optimizers import restore_saved_dtypes
 
 __all__ = ["OGD", "OGDAdam"]
 
@@ -73,11 +74,7 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state in the precision in which it was saved. torch would round it to the dtype of the parameters."""
         super().load_state_dict(state_dict)
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            for p, index in zip(group["params"], saved["params"], strict=True):
-                for key, value in state_dict["state"].get(index, {}).items():
-                    if isinstance(value, Tensor):
-                        self.state[p][key] = value.detach().to(p.device, copy=True)
+        restore_saved_dtypes(self, state_dict)
 
     def _move(self, p: Tensor, group: dict[str, Any], *, name: str) -> None:
         # FSDP2 distributes matrices over processes. A step needs the full matrix, so every process computes all of it.
@@ -185,8 +182,7 @@ class OGDAdam(_CayleyDescent):
         guard: float = 0.5,
         restore_every: int | None = 10,
     ) -> None:
-        two = isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_number(b, 0) and b < 1 for b in betas)
-        require(two, "betas", "two numbers in [0, 1)", betas)
+        require_betas(betas)
         super().__init__(params, {"lr": lr, "betas": betas, "guard": guard, "restore_every": restore_every})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -217,7 +213,7 @@ def _restore_orthogonality(y: Tensor, is_inexact: Tensor) -> Tensor:
         is_inexact = is_inexact & (_gram_error(gram) > _numerics.rotation_tolerance(y.dtype))
         if not bool(is_inexact.any()):
             break
-        y = torch.where(is_inexact, 1.5 * y - 0.5 * y @ gram, y)
+        y = torch.where(is_inexact, newton_schulz_step(y, gram), y)
     return y
 
 

@@ -145,7 +145,7 @@ def _layers_without_weight_norm(selection: LayerSelection, *, heads: bool) -> La
         if layer.uses_weight_norm:
             raise ValueError(f"model must only have operators that do not depend on ‖w‖, but {name!r} does")
         if cast(nn.Module, layer.module)._parameters.get(layer.parameter) is None:
-            raise ValueError(f"model must own the weights of its operators, but that of {name!r} is parametrised")
+            raise ValueError(f"model must own the weights of its operators, but the weight of {name!r} is parametrised")
         return None
 
     layers = selection.without(reason_to_skip)

@@ -9,7 +9,7 @@ its own, which advances when the row is drawn:
 Missed steps are skipped, not caught up, for two reasons. Momentum keeps its effect: a gradient moves its row by
 η·∇f/(1 − μ) in total, as in the dense optimiser, whatever the rate at which rows are drawn, and no row jumps along an
 old momentum that the loss has not seen. Weight decay is applied once per gradient, so the balance between the two does
-not depend on the rate either. If all rows are drawn, both optimisers equal those of `torch.optim`.
+not depend on the rate either. If all rows are drawn, both optimisers equal their namesakes in `torch.optim`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from hypersphere import _numerics
-from hypersphere._validation import is_number, require
+from hypersphere._validation import is_number, require, require_betas
+from hypersphere.optim.torch_optimizers import restore_saved_dtypes
 
 __all__ = ["RowAdamW", "RowSGD"]
 
@@ -66,11 +67,7 @@ class _RowOptimizer(torch.optim.Optimizer, abc.ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state in the dtypes in which it was saved. torch would convert it to the dtype of the parameters."""
         super().load_state_dict(state_dict)
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            for p, index in zip(group["params"], saved["params"], strict=True):
-                for key, value in state_dict["state"].get(index, {}).items():
-                    if isinstance(value, Tensor):
-                        self.state[p][key] = value.detach().to(p.device, copy=True)
+        restore_saved_dtypes(self, state_dict)
 
     def _step_parameter(self, p: Tensor, group: dict[str, Any]) -> None:
         weight, grad, rows = torch.atleast_1d(p.detach()), p.grad, None
@@ -180,7 +177,7 @@ class RowAdamW(_RowOptimizer):
         params: parameters or parameter groups, as in `RowSGD`.
         lr: η.
         betas: β₁ and β₂.
-        eps: ε, by default that of `torch.optim.AdamW`.
+        eps: ε, by default the same as in `torch.optim.AdamW`.
         weight_decay: λ.
 
     Example:
@@ -204,8 +201,7 @@ class RowAdamW(_RowOptimizer):
         eps: float = _ADAMW_EPS,
         weight_decay: float = 0.01,
     ) -> None:
-        two = isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_number(b, 0) and b < 1 for b in betas)
-        require(two, "betas", "two numbers in [0, 1)", betas)
+        require_betas(betas)
         require(is_number(eps, 0) and eps > 0, "eps", "a positive number", eps)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 

@@ -2,12 +2,11 @@
 
 Reading order: `rotate` attaches a rotation to every layer of a model, `parametrization` computes the rotated weight,
 and `hypersphere.functions.orthogonal` holds the maps from parameters to rotations, such as the Cayley transform. The
-other modules build on these: other ways to train (`stochastic`, `equivalence`), to store (`adapters`) and to measure
+other modules build on these: other ways to train (`periodic`, `input_rotation`), to store (`adapters`) and to measure
 (`diagnostics`).
 """
 
 from hypersphere._deprecation import deprecated_names
-from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.adapters import combine, load_adapter, merge, save_adapter, unmerge
 from hypersphere.rotation.diagnostics import (
     RotationPenalty,
@@ -16,9 +15,10 @@ from hypersphere.rotation.diagnostics import (
     orthogonality_error,
     rotation_states,
 )
-from hypersphere.rotation.equivalence import Equivalence
+from hypersphere.rotation.input_rotation import InputRotation
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation
+from hypersphere.rotation.periodic import Equivalence, Stochastic
 from hypersphere.rotation.refine import CompressiveEnergy, refine_neurons
 from hypersphere.rotation.rotate import (
     fold_,
@@ -27,9 +27,9 @@ from hypersphere.rotation.rotate import (
     rotated_layers,
     rotation_parameters,
     select,
+    use,
     use_rotation_set,
 )
-from hypersphere.rotation.stochastic import Stochastic
 from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "save_adapter",
     "select",
     "unmerge",
+    "use",
     "use_rotation_set",
 ]
 
@@ -66,6 +67,5 @@ __getattr__ = deprecated_names(
         "Layout": "hypersphere.rotation:BlockLayout",
         "measure": "hypersphere.rotation:rotation_states",
         "refined": "hypersphere.rotation:refine_neurons",
-        "use": "hypersphere.rotation:use_rotation_set",
     },
 )

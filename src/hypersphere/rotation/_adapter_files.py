@@ -85,7 +85,7 @@ class Adapter:
 
     Attributes:
         layers: the rotations by the name of their layer.
-        weights: complete tensors by name, which replace those of the model: biases and modules that were trained, too.
+        weights: complete tensors by name that replace tensors of the model: biases and modules that were also trained.
         linear_only: the rotations mean something else for convolutions (OFT of PEFT).
     """
 

@@ -6,7 +6,7 @@ PEFT computes y = base(x·X), this library y = (x·R)·Vᵀ with R = (I+S)(I−S
     OFT, Cayley–Neumann   X = I + 2Q + 2Q² + 2Q³ + Q⁴      S ≈ Q       the series of (I+Q)(I−Q)⁻¹, cut off
     BOFT                  X = (I−A)(I+A)⁻¹ per factor      S = −A      A = (P−Pᵀ)/2, and outputs scaled by s
 
-The order of blocks and butterfly factors is the same. Formulas and file names are those of PEFT 0.18 to 0.21.
+The order of blocks and butterfly factors is the same. Formulas and file names are the same as in PEFT 0.18 to 0.21.
 """
 
 from __future__ import annotations

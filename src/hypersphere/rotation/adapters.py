@@ -1,12 +1,12 @@
 r"""Adapters: save only the rotations of a model, load them into the base model, merge and combine them.
 
-A rotated model is a frozen base model and one small set of free parameters per layer. `save_adapter` writes these sets
-in the format of this library or in that of PEFT, and `load_adapter` reads both:
+A rotated model is a frozen base model and a rotation set: one small tensor of free parameters per layer. An adapter is
+a saved rotation set. `save_adapter` writes it in the format of this library or of PEFT, and `load_adapter` reads both:
 
     base model  →  rotate_, train  →  save_adapter  →  folder  →  load_adapter  →  base model with the rotations
 
-A model can hold several adapters, one parameter set each: `use_rotation_set` switches between them and `combine` makes
-a weighted mean. `merge` computes the rotated weights once for inference, and `unmerge` undoes it exactly.
+A model can hold several rotation sets: `use_rotation_set` switches between them and `combine` makes a weighted mean.
+`merge` computes the rotated weights once for inference, and `unmerge` undoes it exactly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import NeuronLayer, WeightPart, layers_of
-from hypersphere._validation import guard_save_pretrained, is_number, nearest_name, require, warn_user
+from hypersphere._validation import is_number, nearest_name, require, warn_user
 from hypersphere.functions import _factorizations as factorizations
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import Cayley, Exponential, Neumann
@@ -39,18 +39,18 @@ from hypersphere.rotation._adapter_files import (
 )
 from hypersphere.rotation._peft_format import read_peft_adapter, write_peft_adapter
 from hypersphere.rotation._quantized import Int8Neurons
-from hypersphere.rotation.activations import InputRotation
+from hypersphere.rotation.input_rotation import InputRotation
 from hypersphere.rotation.layout import BlockLayout
-from hypersphere.rotation.parametrization import Rotation, rows_of
+from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.rotate import (
-    attach,
+    Plan,
+    attach_all,
     is_quantized,
-    neurons_of,
-    plain_rows,
+    original_weight,
     reason_not_rotatable,
     rotated_layers,
     rotation_parameters,
-    save_obstacle,
+    unparametrized_rows,
     use_rotation_set,
 )
 from hypersphere.rotation.two_sided import TwoSidedRotation
@@ -96,12 +96,14 @@ def save_adapter(model: nn.Module, folder: str | PathLike[str], *, format: Forma
         ['adapter.json', 'adapter_model.safetensors']
     """
     require(format in ("hypersphere", "peft"), "format", "'hypersphere' or 'peft'", format)
+    rotations = _rotations(model)
+    require(bool(rotations), "model", "a rotated model", type(model).__name__)
     layers = {}
-    for name, module, rotation in _rotations(model):
+    for name, module, rotation in rotations:
         with_name = f"layer {name!r} of model"
         rotation.require_finite()
         require(rotation.dimensions is None, with_name, "rotated in all dimensions; S-OPT changes the neurons", "S-OPT")
-        neurons = _neurons(module, rotation)
+        neurons = _weight_or_rows(rotation.part, original_weight(module, rotation.part.parameter))
         require(not neurons.requires_grad, with_name, "frozen except for its rotation", "trained neurons")
         if format == "peft":
             is_supported = module is not model and isinstance(module, nn.Linear) and not rotation.part.suffix
@@ -131,37 +133,23 @@ def save_adapter(model: nn.Module, folder: str | PathLike[str], *, format: Forma
 
 def _warn_about_other_parameters(model: nn.Module) -> None:
     """Warn about parameters that may have been trained and are not part of an adapter."""
-    # Inactive sets are other adapters, on which the outputs of this one do not depend.
+    # The outputs do not depend on inactive rotation sets.
     rotations = set(rotation_parameters(model))
-    others = [name for name, one in model.named_parameters() if one.requires_grad and one not in rotations]
+    others = [name for name, p in model.named_parameters() if p.requires_grad and p not in rotations]
     if others:
         names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         advice = "freeze them before training, or save the state of the model, too"
         warn_user(f"the adapter does not store parameters that have requires_grad=True, {names}: {advice}")
 
 
-def _neurons(module: nn.Module, rotation: Rotation) -> Tensor:
-    """Return the neurons of a rotated layer: the weight, or the rows of a layer that has only a part of it."""
-    return _whole_weight_or_rows(rotation.part, neurons_of(module, rotation.part.parameter))
-
-
-def _whole_weight_or_rows(part: WeightPart, weight: Tensor) -> Tensor:
-    return weight if part.is_whole else rows_of(part, weight)
-
-
-def _frozen_neurons(layer: NeuronLayer, stored: LayerAdapter) -> Tensor:
-    """Return the neurons of a plain layer as they will be after loading: quantised if they were in training."""
-    weight = layer.tensor.detach()
-    if stored.quantize is not None:
-        quantized = Int8Neurons(layer.part)
-        weight = quantized(*quantized.right_inverse(weight))
-    return _whole_weight_or_rows(layer.part, weight)
+def _weight_or_rows(part: WeightPart, weight: Tensor) -> Tensor:
+    """Return the tensor that an adapter is compared with: the weight, or the rows of a layer that is a part of it."""
+    return weight if part.is_whole else part.rows(weight)
 
 
 def _rotations(model: nn.Module) -> list[tuple[str, nn.Module, Rotation]]:
-    """Return the rotated layers of a model. There must be at least one, and no custom transform."""
+    """Return the rotated layers of a model, or raise a `ValueError` if one is not rotated by `rotate_`."""
     layers = list(rotated_layers(model))
-    require(bool(layers), "model", "a rotated model", type(model).__name__)
     for name, _, rotation in layers:
         kind = "rotated on two sides" if isinstance(rotation, TwoSidedRotation) else "changed by a custom transform"
         require(isinstance(rotation, Rotation), f"layer {name!r} of model", "rotated by `rotate_`", kind)
@@ -172,25 +160,25 @@ def _rotations(model: nn.Module) -> list[tuple[str, nn.Module, Rotation]]:
 
 
 def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "main", check: bool = True) -> nn.Module:
-    """Rotate a model as a saved adapter says, and make the adapter the active parameter set.
+    """Rotate a model as a saved adapter says, and make the adapter the active rotation set.
 
-    The layers of a plain model are rotated. A model that is rotated already gets one more parameter set. A layer that
+    The layers of a plain model are rotated. A model that is rotated already gets one more rotation set. A layer that
     only the model or only the adapter rotates has R = I in the other's set. Rotations with the same blocks but another
     method are converted if both are orthogonal. In a plain model a `name` other than "main" leaves the set "main" at
     R = I: the base model.
 
-    The folder may also contain an adapter of PEFT, OFT or BOFT, saved as safetensors. Outputs are those of PEFT.
+    The folder may also contain an adapter of PEFT, OFT or BOFT, saved as safetensors. Outputs are the same as in PEFT.
 
     - OFT with the Cayley–Neumann series is loaded as an exact Cayley rotation if the series is accurate to 1e-6, and
       else with the method "free" and a warning, because PEFT's matrices are then not orthogonal.
     - BOFT's scale of the outputs is multiplied into the rows of the frozen weight, and biases and modules that PEFT
-      trained, too, replace those of the model. This is only possible in a plain model, because it changes what other
+      trained, too, replace the ones of the model. This is only possible in a plain model, because it changes what other
       adapters would rotate.
 
     Args:
         model: the base model of the adapter, plain or rotated. It is changed in place.
         folder: the folder that `save_adapter` or PEFT wrote. Nothing is unpickled.
-        name: the name of the parameter set. It must be new if the model is rotated already.
+        name: the name of the rotation set. It must be new if the model is rotated already.
         check: whether to compare the frozen weights with the sample in the adapter. PEFT's files have none. Weights of
             another dtype are compared up to rounding.
 
@@ -199,7 +187,7 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
 
     Raises:
         ValueError: a file is missing or damaged, or the adapter does not fit the model: a layer is unknown or has
-            another shape, or the weights are those of another base model. The model is unchanged.
+            another shape, or the weights are from another base model. The model is unchanged.
 
     Example:
         >>> import copy
@@ -213,48 +201,50 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
         True
     """
     require(isinstance(check, bool), "check", "a bool", check)
-    selection = layers_of(model, output=None)
+    selection = layers_of(model, output_layer=None)
     adapter = _with_present_names(_read(Path(folder)), selection)
     layers = {path: layer for layer in selection for path in (layer.name, *layer.aliases)}
     unknown = [layer for layer in adapter.layers if layer not in layers]
     if unknown:
         near = nearest_name(unknown[0], layers)
         raise ValueError(f"model must have the layers of the adapter, but has no {_names(unknown)}{near}")
-    rotated = {path: (module, rotation) for path, module, rotation in rotated_layers(model)}
+    rotated = {path: (module, rotation) for path, module, rotation in _rotations(model)}
     if rotated:
-        _rotations(model)  # raises an error for a custom transform
         _require_only_rotations(adapter)
     # Everything is prepared and checked before the first change, so that an error leaves the model unchanged.
     plain = {path: layers[path] for path in adapter.layers if path not in rotated}
-    added = _prepare_plain_layers(plain, adapter, name)
+    plans = [_plan_of_layer(path, layer, adapter, name) for path, layer in plain.items()]
+    quantized = [layer.name for path, layer in plain.items() if adapter.layers[path].quantize is not None]
+    frozen: dict[str, Tensor] = {}  # the weights that the adapter rotates, as they will be after loading
     parameters: list[tuple[Rotation, Tensor]] = []
     for path, (module, rotation) in rotated.items():
-        rotation = cast(Rotation, rotation)
         rotation.require_new_name(name)
         if path in adapter.layers:
-            _require_shape(path, adapter, _neurons(module, rotation))
+            frozen[path] = _weight_or_rows(rotation.part, original_weight(module, rotation.part.parameter))
+            _require_shape(path, adapter, frozen[path])
             parameters.append((rotation, _converted(path, adapter.layers[path], rotation)))
     weights = _replaced_weights(model, adapter)
     if check:
-        frozen = {path: _neurons(module, cast(Rotation, one)) for path, (module, one) in rotated.items()}
-        frozen |= {path: _frozen_neurons(layer, adapter.layers[path]) for path, layer in plain.items()}
-        _require_same_base(adapter, {path: frozen[path] for path in adapter.layers})
+        for path, layer in plain.items():
+            int8_neurons, weight = Int8Neurons(layer.part), layer.tensor.detach()
+            if layer.name in quantized:
+                weight = int8_neurons(*int8_neurons.right_inverse(weight))
+            frozen[path] = _weight_or_rows(layer.part, weight)
+        _require_same_base(adapter, frozen)
 
     with torch.no_grad():
         for stored, weight in weights:
             weight.copy_(stored)
-    for layer, rotation, scaled_rows in added:
-        attach(layer, rotation, scaled_rows, quantize=adapter.layers[layer.name].quantize is not None)
+    attach_all(model, plans, quantized=quantized)
     rotations = [rotation for _, _, rotation in _rotations(model)]
-    sets = {one for rotation in rotations for one in rotation.parameter_sets} | {name}
+    names = {set_name for rotation in rotations for set_name in rotation.free} | {name}
     for rotation in rotations:  # every rotation has every set
-        for one in sorted(sets - set(rotation.parameter_sets)):
-            rotation.add(one)
+        for set_name in sorted(names - set(rotation.free)):
+            rotation.add(set_name)
         rotation.use(name)
     with torch.no_grad():
         for rotation, free in parameters:
             rotation.parameter.copy_(free)
-    guard_save_pretrained(model, save_obstacle)
     return model
 
 
@@ -279,7 +269,7 @@ def _names(names: list[str]) -> str:
 
 
 def _require_only_rotations(adapter: Adapter) -> None:
-    """Raise a `ValueError` if the adapter changes more than one parameter set of a rotated model can hold."""
+    """Raise a `ValueError` if the adapter changes more than a rotation set of a rotated model can hold."""
     scaled = [name for name, layer in adapter.layers.items() if layer.row_scale is not None]
     others = [*scaled, *adapter.weights]
     if others:
@@ -287,38 +277,26 @@ def _require_only_rotations(adapter: Adapter) -> None:
         raise ValueError(f"model must be plain to load this adapter, because it also {what}: {_names(others)}")
 
 
-def _prepare_plain_layers(
-    layers: Mapping[str, NeuronLayer], adapter: Adapter, name: str
-) -> list[tuple[NeuronLayer, Rotation, Tensor | None]]:
-    """Return each layer with its rotation, which has the parameters of the adapter, and its neurons if they change."""
-    prepared: list[tuple[NeuronLayer, Rotation, Tensor | None]] = []
-    for path, layer in layers.items():
-        reason = _reason_not_rotatable(layer)
-        if reason is not None:
-            raise ValueError(f"layer {path!r} of the adapter cannot be rotated in this model: {reason}")
-        stored, rows = adapter.layers[path], plain_rows(layer)
-        _require_shape(path, adapter, _whole_weight_or_rows(layer.part, layer.tensor))
-        layout = _blocks_of_adapter(path, stored, layer.length * (layer.groups if layer.part.stacked else 1))
-        rotation = Rotation(stored.method, layout, side=stored.side, dropout=stored.dropout, like=rows)
-        if name not in rotation.parameter_sets:
-            rotation.add(name)
-        with torch.no_grad():
-            rotation.parameter_sets[name].copy_(_fitting_parameters(path, stored, rotation))
-        scaled_rows = None
-        if stored.row_scale is not None:
-            fits = stored.row_scale.numel() == len(rows)
-            require(fits, f"the scale of layer {path!r}", f"of {len(rows)} numbers", stored.row_scale.numel())
-            wide = _numerics.widen(rows)
-            scaled_rows = _numerics.narrow(wide * stored.row_scale.to(wide).unsqueeze(-1), rows.dtype)
-        prepared.append((layer, rotation, scaled_rows))
-    return prepared
-
-
-def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
-    """Return why a plain layer cannot be rotated, or None."""
-    if layer.aliases:
-        return f"it shares its weight with {layer.aliases[0]!r}"
-    return reason_not_rotatable(layer)
+def _plan_of_layer(path: str, layer: NeuronLayer, adapter: Adapter, name: str) -> Plan:
+    """Return a plain layer, its rotation with the parameters of the adapter, and its neurons if they change."""
+    shares_weight = f"it shares its weight with {layer.aliases[0]!r}" if layer.aliases else None
+    reason = shares_weight or reason_not_rotatable(layer)
+    if reason is not None:
+        raise ValueError(f"layer {path!r} of the adapter cannot be rotated in this model: {reason}")
+    stored, rows = adapter.layers[path], unparametrized_rows(layer)
+    _require_shape(path, adapter, _weight_or_rows(layer.part, layer.tensor))
+    layout = _blocks_of_adapter(path, stored, layer.length * (layer.groups if layer.part.stacked else 1))
+    rotation = Rotation(stored.method, layout, side=stored.side, dropout=stored.dropout, like=rows)
+    if name not in rotation.free:
+        rotation.add(name)
+    with torch.no_grad():
+        rotation.free[name].copy_(_fitting_parameters(path, stored, rotation))
+    if stored.row_scale is None:
+        return layer, rotation, None
+    fits = stored.row_scale.numel() == len(rows)
+    require(fits, f"the scale of layer {path!r}", f"of {len(rows)} numbers", stored.row_scale.numel())
+    wide = _numerics.widen(rows)
+    return layer, rotation, _numerics.narrow(wide * stored.row_scale.to(wide).unsqueeze(-1), rows.dtype)
 
 
 def _require_shape(path: str, adapter: Adapter, weight: Tensor) -> None:
@@ -378,9 +356,9 @@ def _replaced_weights(model: nn.Module, adapter: Adapter) -> list[tuple[Tensor, 
 
 
 def _require_same_base(adapter: Adapter, frozen: Mapping[str, Tensor]) -> None:
-    """Raise a `ValueError` that names the layers whose frozen weights differ from those of the adapter."""
-    samples = {path: adapter.layers[path].base for path in frozen}
-    different = [path for path, base in samples.items() if base is not None and not same_base(base, frozen[path])]
+    """Raise a `ValueError` that names the layers whose frozen weights differ from the samples in the adapter."""
+    samples = {path: layer.base for path, layer in adapter.layers.items() if layer.base is not None}
+    different = [path for path, base in samples.items() if not same_base(base, frozen[path])]
     if different:
         raise ValueError(
             f"model must be the base model of the adapter, but {len(different)} of {len(frozen)} weights differ "
@@ -397,10 +375,11 @@ def merge(model: nn.Module) -> nn.Module:
     Frozen weights and parameters of the rotations stay in the model and in its state dict, so `unmerge` restores the
     model exactly. This takes the memory of a second copy of the rotated weights. A weight that holds several rotated
     layers, such as the fused q, k and v of attention, takes one copy per layer. `fold_` needs none, but cannot be
-    undone. The call `model.train()`, another parameter set and a loaded state dict unmerge, too.
+    undone. The call `model.train()`, another rotation set and a loaded state dict unmerge, too.
 
     Args:
-        model: a rotated model in evaluation mode. Its rotations get no gradients while they are merged.
+        model: a model in evaluation mode. Its rotations get no gradients while they are merged. A model without
+            rotations is returned unchanged, as by `fold_`.
 
     Example:
         >>> from hypersphere.rotation import rotate_
@@ -418,10 +397,10 @@ def merge(model: nn.Module) -> nn.Module:
         rotation.require_finite()
     weights: dict[tuple[nn.Module, str], Tensor] = {}
     for _, module, rotation in layers:
-        # Rotations of several parts of a weight are applied one after the other. Each keeps the
-        # whole weight with the parts up to its own rotated. Reads return that of the last one.
+        # Rotations of several parts of a weight are applied one after the other. The i-th rotation stores the weight
+        # with parts 1…i rotated; reading the weight returns the last one.
         key = (module, rotation.part.parameter)
-        rotation.merge(weights.get(key, neurons_of(*key)))
+        rotation.merge(weights.get(key, original_weight(*key)))
         weights[key] = cast(Tensor, rotation.merged)
     return model
 
@@ -429,7 +408,7 @@ def merge(model: nn.Module) -> nn.Module:
 def unmerge(model: nn.Module) -> nn.Module:
     """Undo `merge`: compute the rotated weights from the frozen weights and the parameters again.
 
-    Nothing changes in a rotated model that is not merged.
+    Nothing changes in a model that is not merged.
     """
     for _, _, rotation in _rotations(model):
         rotation.merged = None
@@ -440,7 +419,7 @@ def unmerge(model: nn.Module) -> nn.Module:
 
 
 def combine(model: nn.Module, weights: Mapping[str, float], *, name: str) -> nn.Module:
-    r"""Make a weighted combination of parameter sets on the group of rotations: R = exp(Σ_i w_i·log R_i).
+    r"""Make a weighted combination of rotation sets on the group of rotations: R = exp(Σ_i w_i·log R_i).
 
     The logarithm is the principal one, with angles below 180°. So R is always a rotation, one set with the weight w is
     the point w of the geodesic from I to R₁ (0 is I, 1 is R₁), and rotations that commute add their angles. With the
@@ -450,10 +429,10 @@ def combine(model: nn.Module, weights: Mapping[str, float], *, name: str) -> nn.
     Every block is combined separately, and so is every factor of a butterfly product.
 
     Args:
-        model: a rotated model with the parameter sets.
+        model: a rotated model with the rotation sets.
         weights: the weights by name of the set. They may be any numbers, and need not add up to 1.
         name: the name of the result, which becomes the active set. A set of this name is replaced, unless it is one of
-            those that are combined.
+            the combined sets.
 
     Returns:
         The model.
@@ -471,34 +450,32 @@ def combine(model: nn.Module, weights: Mapping[str, float], *, name: str) -> nn.
         0.5
     """
     layers = _rotations(model)
+    require(bool(layers), "model", "a rotated model", type(model).__name__)
     require(isinstance(weights, Mapping) and len(weights) > 0, "weights", "a mapping from names to numbers", weights)
     for weight in weights.values():
         require(is_number(weight, -float("inf")), "weights", "a mapping from names to numbers", weights)
-    require(name not in weights, "name", "a set other than those that are combined", name)
+    require(name not in weights, "name", "a set other than the combined ones", name)
     results = []
     for path, _, rotation in layers:
-        missing = [one for one in weights if one not in rotation.parameter_sets]
-        accepted = "names among " + ", ".join(map(repr, rotation.parameter_sets))
+        missing = [set_name for set_name in weights if set_name not in rotation.free]
+        accepted = "names among " + ", ".join(map(repr, rotation.free))
         require(not missing, "weights", accepted, missing)
-        if name not in rotation.parameter_sets:
+        if name not in rotation.free:
             rotation.require_new_name(name)
         try:
-            matrices = {one: rotation.method.matrix(_wide(rotation, one)) for one in weights}
-            logarithms = [w * factorizations.logarithm(matrices[one]) for one, w in weights.items()]
-            combined = torch.linalg.matrix_exp(torch.stack(logarithms).sum(0))
+            terms = []
+            for set_name, weight in weights.items():
+                matrices = rotation.method.matrix(_numerics.to_float64(rotation.free[set_name].detach()))
+                terms.append(weight * factorizations.logarithm(matrices))
+            combined = torch.linalg.matrix_exp(torch.stack(terms).sum(0))
             results.append(parameters_of(rotation.method, combined))
         except ValueError as error:
             raise ValueError(f"layer {path!r}: {error}") from None
-    use_rotation_set(model, name)
+    use_rotation_set(model, name, create=True)
     with torch.no_grad():
         for (_, _, rotation), free in zip(layers, results, strict=True):
             rotation.parameter.copy_(free)
     return model
-
-
-def _wide(rotation: Rotation, name: str) -> Tensor:
-    """Return a set of parameters in float64."""
-    return _numerics.to_float64(rotation.parameter_sets[name].detach())
 
 
 def parameters_of(method: RowMap, r: Float[Tensor, "*batch d d"]) -> Float[Tensor, "..."]:

@@ -20,9 +20,9 @@ from hypersphere._validation import is_number, require
 from hypersphere.energy import hyperspherical_energy
 from hypersphere.functions._factorizations import gram_error
 from hypersphere.functions.orthogonal import SkewMap
-from hypersphere.rotation.activations import InputRotation
-from hypersphere.rotation.parametrization import Rotation, rows_of
-from hypersphere.rotation.rotate import neurons_of, rotated_layers
+from hypersphere.rotation.input_rotation import InputRotation
+from hypersphere.rotation.parametrization import Rotation
+from hypersphere.rotation.rotate import original_weight, rotated_layers
 from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "orthogonality_error", "rotation_states"]
@@ -38,7 +38,7 @@ class RotationState:
     Attributes:
         orthogonality_error: max |RᵀR − I|.
         energy_drift: relative change of the energy of the neurons, |E(W)/E(V) − 1|. Zero for exact rotations, except
-            those of outputs, which change the angles between neurons (`TwoSidedRotation`).
+            rotations of outputs, which change the angles between neurons (`TwoSidedRotation`).
         generator_norm: ‖S‖₂, or None if the map has no generator.
         degrees_of_freedom: dimension of the set of all R that training can reach.
     """
@@ -59,17 +59,14 @@ def rotation_states(model: nn.Module) -> dict[str, RotationState]:
     """
     states = {}
     for name, module, rotation in rotated_layers(model):
+        part = rotation.part
+        with evaluation_mode(rotation):  # without the dropout of blocks
+            rotated = part.rows(cast(Tensor, getattr(module, part.parameter)))
+        neurons = part.rows(original_weight(module, part.parameter))
         if isinstance(rotation, Rotation):
-            part = rotation.part
-            with evaluation_mode(rotation):  # without the dropout of blocks
-                weight = cast(Tensor, getattr(module, part.parameter))
-            rows = rows_of(part, neurons_of(module, part.parameter))
-            states[name] = _state([rotation], rows, rows_of(part, weight), experts=part.groups if part.stacked else 1)
+            states[name] = _state([rotation], neurons, rotated, experts=part.groups if part.stacked else 1)
         elif isinstance(rotation, TwoSidedRotation):
-            part = rotation.part
-            neurons = rotation.in_order_of_layer(rows_of(part, neurons_of(module, part.parameter)))
-            rotated = rows_of(part, cast(Tensor, getattr(module, part.parameter)))
-            states[name] = _state(rotation.rotations, neurons, rotated)
+            states[name] = _state(rotation.rotations, rotation.unpermuted(neurons), rotated)
     for name, module in model.named_modules():
         if isinstance(module, InputRotation):
             rows = _numerics.widen(module.rows[:_MAX_ENERGY_ROWS])
@@ -134,7 +131,7 @@ def degrees_of_freedom(model: nn.Module, *, on_group: Iterable[Tensor] = ()) -> 
         19
     """
     rotations = [module for module in model.modules() if isinstance(module, Rotation)]
-    of_rotations = {id(p) for rotation in rotations for p in rotation.parameter_sets.values()}
+    of_rotations = {id(p) for rotation in rotations for p in rotation.free.values()}
     total = sum(rotation.degrees_of_freedom() for rotation in rotations)
     total += sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in of_rotations)
     unique = {id(p): p for p in on_group if p.requires_grad}.values()

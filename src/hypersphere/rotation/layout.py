@@ -29,7 +29,7 @@ class BlockLayout:
 
         entries of a neuron = chunks × 2 halves × 2^j groups × b/2 entries    one block: both halves of one group
 
-    With m factors every entry reaches 2^(m−1)·b others. The order is that of PEFT's BOFT.
+    With m factors every entry reaches 2^(m−1)·b others. The order is the same as in PEFT's BOFT.
 
     Attributes:
         size: d, the number of entries of a neuron.
@@ -88,7 +88,7 @@ class BlockLayout:
         """Return a random order of `size` entries. The blocks act on its first entries, ascending within each block.
 
         Args:
-            size: the number of entries, at least that of the layout. The remaining ones are not rotated.
+            size: the number of entries, at least the size of the layout. The remaining ones are not rotated.
             seed: the seed of the draws.
             folds: the number of the draw. The order is a function of the seed and of this number.
         """

@@ -9,13 +9,13 @@ r"""The parametrisation of a rotated layer: W = V·Rᵀ with fixed neurons V and
 weight that holds several layers, such as the fused q, k and v of attention, has one rotation for each of them; each
 changes the rows of its own part. `BlockLayout` cuts the rows into the parts that the map acts on. With one block, these
 are the rows themselves. The forward pass of a linear layer may rotate its input instead, which gives the same output
-(`forward_linear`).
+(`linear_output`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, cast
 
@@ -26,13 +26,14 @@ from torch import Tensor, nn
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_names
 from hypersphere._layer_selection import WeightPart
-from hypersphere._validation import require
+from hypersphere._validation import choose, require
 from hypersphere.functions._rowmap import RowMap
-from hypersphere.functions.orthogonal import Cayley, SkewMap
-from hypersphere.rotation._rotated_linear import cayley_linear, input_side_is_cheaper, rotated_linear
+from hypersphere.functions.orthogonal import ORTHOGONALS, Cayley, SkewMap
+from hypersphere.rotation._quantized import int8_linear
+from hypersphere.rotation._rotated_linear import cayley_linear, rotate_wide, rotated_linear, rotating_input_is_cheaper
 from hypersphere.rotation.layout import BlockLayout
 
-__all__ = ["Rotation", "Side", "WeightState", "in_memory_format_of", "replace_rows", "rows_of"]
+__all__ = ["Rotation", "Side", "WeightState", "orthogonal_map"]
 
 Side = Literal["auto", "weight", "input"]
 
@@ -62,9 +63,8 @@ class Rotation(nn.Module):
         like: the weight. The free parameters take its device, and its dtype or float32 if that is wider.
 
     Attributes:
-        parameter_sets: the sets of unconstrained parameters by name. A new rotation has the single set "main". State
-            dicts store them under the name `free`.
-        active: the name of the set that rotates the neurons, see `use_rotation_set`.
+        free: the rotation sets: unconstrained parameters by name. A new rotation has the single set "main".
+        active: the name of the rotation set that rotates the neurons, see `use_rotation_set`.
         layer_name: the name of the layer in the model, for error messages. It is empty until the rotation is attached.
         merged: the rotated weight while the rotation is merged, else None, see `hypersphere.rotation.merge`.
         part: where the weight stores the neurons. By default, the first dimension of the whole weight counts them.
@@ -95,7 +95,7 @@ class Rotation(nn.Module):
         self.dropout = dropout
         self.active = "main"
         self.layer_name = ""
-        self.free = nn.ParameterDict()  # the key of state dicts; code reads `parameter_sets`
+        self.free = nn.ParameterDict()
         # Dimensions and seed are buffers, so that processes and checkpoints that share the model's state share them.
         self.register_buffer("dimensions", dimensions)
         self.register_buffer("seed", None if seed is None else torch.tensor(seed, device=like.device))
@@ -103,9 +103,7 @@ class Rotation(nn.Module):
         # Small steps of a half-precision parameter would be rounded away, so the free parameters are never narrower
         # than float32, whatever the precision of the frozen weight.
         identity = layout.expand(method.identity(layout.block_size))
-        self.parameter_sets["main"] = nn.Parameter(
-            identity.to(device=like.device, dtype=_numerics.compute_dtype(like.dtype))
-        )
+        self.free["main"] = nn.Parameter(identity.to(device=like.device, dtype=_numerics.compute_dtype(like.dtype)))
 
     # The weight ------------------------------------------------------------------------------------------------------
 
@@ -115,18 +113,16 @@ class Rotation(nn.Module):
             return self.merged
         # Widen once for all factors, so that a half-precision weight is rounded only at the end.
         with _numerics.autocast_disabled(neurons), self.layer_named_in_errors():
-            free, rows = (
-                _numerics.widen_parameter(self.parameter),
-                _numerics.widen_parameter(self._experts_side_by_side(neurons)),
-            )
-            if self.dropout and self.training:
+            free = _numerics.widen_parameter(self.parameter)
+            rows = _numerics.widen_parameter(self._experts_side_by_side(neurons))
+            if self.dropout and self.training:  # blocks are dropped as matrices, so R must be formed
                 rows = self.layout.rotate_rows(self.dropped_out(self.method.matrix(free)), rows)
             else:
                 rows = self.layout.rotate(self.method, free, rows, self.dimensions)
-            return replace_rows(self.part, neurons, self._split_experts(_numerics.narrow(rows, neurons.dtype), neurons))
+            return self.part.with_rows(neurons, self._split_experts(_numerics.narrow(rows, neurons.dtype), neurons))
 
-    def rotates_input(self, x: Float[Tensor, "*batch d"], neuron_count: int) -> bool:
-        """Return True if the forward pass of a linear layer is to rotate its input, and not its weight."""
+    def rotates_input(self, x: Float[Tensor, "*batch d"], weight: Tensor) -> bool:
+        """Return True if a linear layer should rotate its input x instead of the neurons in its stored weight."""
         if self.side == "weight" or self.dimensions is not None or x.shape[-1:] != (self.layout.size,):
             return False
         if self.merged is not None:  # the rotated weight is already computed
@@ -135,13 +131,17 @@ class Rotation(nn.Module):
             return True
         trains = torch.is_grad_enabled() and self.parameter.requires_grad
         needs_grad = torch.is_grad_enabled() and x.requires_grad
-        tokens = x.numel() // max(self.layout.size, 1)
-        return input_side_is_cheaper(tokens, neuron_count, self.layout, x_needs_grad=needs_grad, trains=trains)
+        tokens, neurons = x.numel() // max(self.layout.size, 1), self.part.shape_of(weight)[1]
+        return rotating_input_is_cheaper(tokens, neurons, self.layout, x_needs_grad=needs_grad, trains=trains)
 
-    def forward_linear(
-        self, x: Float[Tensor, "*batch d"], neurons: Float[Tensor, "n d"], bias: Float[Tensor, " n"] | None
+    def linear_output(
+        self, x: Float[Tensor, "*batch d"], stored: Sequence[Tensor], bias: Float[Tensor, " n"] | None
     ) -> Float[Tensor, "*batch n"]:
-        """Return the output of a rotated linear layer by rotating its input."""
+        """Return (x·R)·Vᵀ + bias, where `stored` is the weight, or its integers and scales."""
+        neurons, *scales = (self.part.rows(tensor) for tensor in stored)
+        if scales:
+            return int8_linear(self.rotate_input(x), neurons, scales[0], bias)
+        # A subclass of `Cayley` may define another map, for which the series would be wrong.
         if type(self.method) is Cayley and self.layout.factors == 1 and not (self.dropout and self.training):
             free = _numerics.widen_parameter(self.parameter)
             y = cayley_linear(x, self.method, free, neurons, bias, self.layout)
@@ -152,9 +152,7 @@ class Rotation(nn.Module):
     def rotate_input(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return x·R, computed in float32 or wider, in the dtype of x."""
         matrices = self._matrices_in_training(x)
-        with _numerics.autocast_disabled(x):
-            rows = self.layout.rotate_inputs(matrices, x.reshape(-1, self.layout.size).to(matrices.dtype))
-            return _numerics.narrow(rows, x.dtype).view(x.shape)
+        return rotate_wide(self.layout, x.reshape(-1, self.layout.size), matrices).view(x.shape)
 
     def _matrices_in_training(self, x: Tensor) -> Float[Tensor, "..."]:
         with _numerics.autocast_disabled(x), self.layer_named_in_errors():
@@ -163,22 +161,21 @@ class Rotation(nn.Module):
     def _experts_side_by_side(self, weight: Float[Tensor, "..."]) -> Float[Tensor, "rows size"]:
         """Return the rows that `layout` rotates: the neurons, or in one row the i-th neurons of all experts.
 
-        One rotation per expert is a rotation of these longer rows, whose blocks are those of all experts.
+        One rotation per expert is a rotation of these longer rows, with the blocks of all experts.
         """
-        groups, neurons, channels, taps = self.part.shape_of(weight)
-        if not self._has_rotation_per_group(groups, channels * taps):
-            return rows_of(self.part, weight)
-        return self.part.read(weight, (groups, neurons, channels, taps)).transpose(0, 1).reshape(neurons, -1)
+        if self._rotation_count(weight) == 1:
+            return self.part.rows(weight)
+        return self.part.row_sets(weight).transpose(0, 1).flatten(1)
 
     def _split_experts(self, rows: Float[Tensor, "rows size"], weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
         """Undo `_experts_side_by_side`."""
-        groups, neurons, channels, taps = self.part.shape_of(weight)
-        if not self._has_rotation_per_group(groups, channels * taps):
-            return rows
-        return rows.view(neurons, groups, channels * taps).transpose(0, 1).reshape(groups * neurons, -1)
+        experts = self._rotation_count(weight)
+        return rows if experts == 1 else rows.unflatten(1, (experts, -1)).transpose(0, 1).flatten(0, 1)
 
-    def _has_rotation_per_group(self, groups: int, length: int) -> bool:
-        return groups > 1 and self.dimensions is None and self.layout.size == groups * length
+    def _rotation_count(self, weight: Tensor) -> int:
+        """Return the number of experts if each has its own rotation, else 1."""
+        groups, _, channels, taps = self.part.shape_of(weight)
+        return groups if self.dimensions is None and self.layout.size == groups * channels * taps else 1
 
     def dropped_out(self, matrices: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the matrices with a random share of them replaced by the identity in training (OFT's dropout)."""
@@ -197,7 +194,7 @@ class Rotation(nn.Module):
         with self.layer_named_in_errors():
             rows = self.layout.rotate(self.method, free, rows, dimensions)
         rows = self._split_experts(_numerics.narrow(rows, neurons.dtype), neurons)
-        self.part.write(neurons, rows, self.part.shape_of(neurons))
+        self.part.write(neurons, rows)
         self.parameter.copy_(self.identity())
         self.merged = None
 
@@ -205,7 +202,7 @@ class Rotation(nn.Module):
     def merge(self, neurons: Float[Tensor, "..."]) -> None:
         """Compute the rotated weight once and return it from now on. The neurons and the parameters stay as they are.
 
-        Training mode, another set of parameters and a loaded state end this, because the weight would be outdated.
+        Training mode, another rotation set and a loaded state end this, because the weight would be outdated.
         """
         self.require_finite()
         self.merged = None
@@ -221,13 +218,14 @@ class Rotation(nn.Module):
     def redraw(self, neurons: Float[Tensor, "..."], folds: int) -> None:
         """Draw other dimensions after fold number `folds` (S-OPT)."""
         dimensions, seed = cast(Tensor, self.dimensions), int(cast(Tensor, self.seed))
-        size = rows_of(self.part, neurons).shape[1]
+        size = self.part.rows(neurons).shape[1]
         dimensions.copy_(self.layout.draw_order(size, seed, folds)[: len(dimensions)])
 
     def require_foldable(self) -> None:
         """Raise a `ValueError` if `fold` would."""
-        names = list(self.parameter_sets)
-        require(len(names) == 1, "model", "rotated by one set of parameters to fold and continue", names)
+        names = list(self.free)
+        with self.layer_named_in_errors():
+            require(len(names) == 1, "model", "rotated by a single rotation set to fold and continue", names)
         self.require_finite()
 
     def require_finite(self) -> None:
@@ -251,23 +249,18 @@ class Rotation(nn.Module):
     # The free parameters ---------------------------------------------------------------------------------------------
 
     @property
-    def parameter_sets(self) -> nn.ParameterDict:
-        """All sets of free parameters by name. State dicts store them under the name `free`."""
-        return self.free
-
-    @property
     def parameter(self) -> nn.Parameter:
-        """The active set of free parameters."""
-        return self.parameter_sets[self.active]
+        """The active rotation set."""
+        return self.free[self.active]
 
     @property
     def decay_free_parameters(self) -> tuple[str, ...]:
         """The names of the parameters that weight decay would pull away from a rotation."""
-        return tuple(f"free.{name}" for name in self.parameter_sets)
+        return tuple(f"free.{name}" for name in self.free)
 
     @property
     def keeps_angles(self) -> bool:
-        """True if the angles between neurons are those of V for all values of the parameters."""
+        """True if the angles between neurons are the same as in V for all values of the parameters."""
         return self.method.always_orthogonal
 
     def identity(self) -> Float[Tensor, "..."]:
@@ -279,8 +272,8 @@ class Rotation(nn.Module):
         return self.method.matrix(self.parameter.detach())
 
     def degrees_of_freedom(self) -> int:
-        """Return the dimension of the set of all R that training can reach, summed over trained parameter sets."""
-        trained_sets = sum(p.requires_grad for p in self.parameter_sets.values())
+        """Return the dimension of the set of all R that training can reach, summed over trained rotation sets."""
+        trained_sets = sum(p.requires_grad for p in self.free.values())
         return trained_sets * self.layout.matrix_count * self.method.degrees_of_freedom(self.layout.block_size)
 
     def direction_norms(self) -> dict[str, Float[Tensor, "..."]]:
@@ -288,25 +281,25 @@ class Rotation(nn.Module):
 
         Rows of a matrix P get the norms of P. The parameters of a skew S get √(d/2), so that ‖S‖_F = √d as for R.
         """
-        sets = {f"free.{name}": parameters.detach() for name, parameters in self.parameter_sets.items()}
+        sets = {f"free.{name}": parameters.detach() for name, parameters in self.free.items()}
         if isinstance(self.method, SkewMap):
             norm = math.sqrt(self.layout.block_size / 2)
             return {name: entries.new_full((*entries.shape[:-1], 1), norm) for name, entries in sets.items()}
         return {name: sphere.norm(p, keepdim=True) for name, p in sets.items()}
 
     def add(self, name: str) -> None:
-        """Add a set of free parameters that starts at R = I."""
+        """Add a rotation set that starts at R = I."""
         self.require_new_name(name)
-        self.parameter_sets[name] = nn.Parameter(self.identity())
+        self.free[name] = nn.Parameter(self.identity())
 
     def require_new_name(self, name: str) -> None:
-        """Raise a `ValueError` unless a set of this name can be added."""
-        fits = isinstance(name, str) and name.isidentifier() and not hasattr(self.parameter_sets, name)
+        """Raise a `ValueError` unless a rotation set of this name can be added."""
+        fits = isinstance(name, str) and name.isidentifier() and not hasattr(self.free, name)
         require(fits, "name", "an identifier that is not yet in use, nor an attribute of ParameterDict", name)
 
     def use(self, name: str) -> None:
-        """Make this set of free parameters the active one. The state dict stores the choice."""
-        require(name in self.parameter_sets, "name", "one of " + ", ".join(map(repr, self.parameter_sets)), name)
+        """Make this rotation set the active one. The state dict stores the choice."""
+        require(name in self.free, "name", "one of " + ", ".join(map(repr, self.free)), name)
         self.active = name
         self.merged = None
 
@@ -314,7 +307,7 @@ class Rotation(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if len(self.parameter_sets) > 1:  # stored as a tensor, because some file formats hold nothing else
+        if len(self.free) > 1:  # stored as a tensor, because some file formats hold nothing else
             destination[prefix + "active"] = torch.tensor(list(self.active.encode()), dtype=torch.uint8)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -322,13 +315,13 @@ class Rotation(nn.Module):
         self.merged = None
         saved = state_dict.pop(prefix + "active", None)
         active = self.active if saved is None else bytes(saved.tolist()).decode()
-        if active in self.parameter_sets:
+        if active in self.free:
             self.active = active
         else:  # an error even if strict=False, because the weight would silently be a different one
-            existing = ", ".join(map(repr, self.parameter_sets))
+            existing = ", ".join(map(repr, self.free))
             error_messages.append(
-                f"{prefix}: saved with the set of rotations {active!r} in use, but there is only {existing}: "
-                f"call use_rotation_set(model, {active!r}) before loading"
+                f"{prefix}: saved with the rotation set {active!r} in use, but there is only {existing}: "
+                f"call use_rotation_set(model, {active!r}, create=True) before loading"
             )
         if self.seed is not None:  # version 0.1 did not store the seed
             state_dict.setdefault(prefix + "seed", self.seed)
@@ -337,6 +330,13 @@ class Rotation(nn.Module):
     def extra_repr(self) -> str:
         """Show the map and its layout."""
         return f"{self.method!r}, {self.layout!r}"
+
+
+def orthogonal_map(method: str | RowMap) -> RowMap:
+    """Return a map by its name in `hypersphere.orthogonal`, or check that the argument `method` is a map."""
+    chosen = choose(ORTHOGONALS, method, "method")
+    require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
+    return chosen
 
 
 class WeightState(NamedTuple):
@@ -356,23 +356,3 @@ class WeightState(NamedTuple):
         for name in self.parameter_order:  # a saved optimiser state refers to parameters by their position
             if name in module._parameters:  # another weight of the module may still be rotated
                 module._parameters[name] = module._parameters.pop(name)
-
-
-def rows_of(part: WeightPart, weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
-    """Return the neurons of a part of a weight as rows, in the dtype of the weight. Experts follow each other."""
-    if weight.ndim == 2 and part.is_whole:  # the weight is the rows: the forward pass of a linear layer saves two views
-        return weight
-    return part.read(weight, part.shape_of(weight)).flatten(0, 1)
-
-
-def replace_rows(part: WeightPart, weight: Float[Tensor, "..."], rows: Float[Tensor, "n d"]) -> Float[Tensor, "..."]:
-    """Return the weight with other neurons in this part of it, in the memory format of `weight`. Differentiable."""
-    return in_memory_format_of(weight, part.replaced(weight, rows, part.shape_of(weight)))
-
-
-def in_memory_format_of(neurons: Tensor, weight: Tensor) -> Tensor:
-    """Return the weight in the memory format of the neurons, such as `torch.channels_last`."""
-    # Compilers choose memory formats themselves, and transforms cannot ask for them.
-    if not _numerics.values_readable(neurons) or weight.stride() == neurons.stride():
-        return weight
-    return torch.empty_like(neurons).copy_(weight)

@@ -40,7 +40,7 @@ class CompressiveEnergy:
     """The mean half-space energy of random projections of the rows, new ones in every call (CoMHE).
 
     Args:
-        dim: the number of dimensions of a projection; at most that of the rows is used.
+        dim: the number of dimensions of a projection; at most the dimension of the rows is used.
         views: the number of projections.
         generator: the generator of the projections; the global one if None.
 
@@ -72,12 +72,11 @@ class CompressiveEnergy:
         return torch.stack([_half_space_energy(rows @ basis.to(rows.device)) for basis in bases]).mean()
 
 
-REFINEMENTS: dict[str, Callable[[torch.Generator | None], Energy]] = {
-    "mhe": lambda generator: _energy_without_antipodal_minimum,
-    "half_space_mhe": lambda generator: _half_space_energy,
-    "comhe": lambda generator: CompressiveEnergy(generator=generator),
+REFINEMENTS: dict[str, Energy] = {
+    "mhe": _energy_without_antipodal_minimum,
+    "half_space_mhe": _half_space_energy,
+    "comhe": CompressiveEnergy(),
 }
-"""Functions that make an energy. The generator is that of its random projections."""
 
 
 def require_energy(argument: str, energy: object) -> None:
@@ -97,7 +96,7 @@ def refine_neurons(
 ) -> Float[Tensor, "n d"]:
     r"""Return rows with the same norms and lower energy, by gradient descent on the sphere.
 
-    The best iterate is returned. For the named energies, the half-space energy of the result is never above that of
+    The best iterate is returned. For the named energies, the half-space energy of the result is never above the one of
     `rows`; in the worst case `rows` are returned unchanged.
 
     Args:
@@ -117,7 +116,9 @@ def refine_neurons(
     require_energy("energy", energy)
     require(is_integer(steps, 1), "steps", "an integer >= 1", steps)
     require(is_number(rate, 0) and rate > 0, "rate", "a positive number", rate)
-    function = REFINEMENTS[energy](generator) if isinstance(energy, str) else energy
+    function = REFINEMENTS[energy] if isinstance(energy, str) else energy
+    if energy == "comhe":
+        function = CompressiveEnergy(generator=generator)
     is_known = isinstance(energy, (str, CompressiveEnergy))
     require(not is_known or len(rows) >= 2, "rows", "at least two neurons", len(rows))
     # Values of the compressive energy are random, so its iterates are compared by the half-space energy.

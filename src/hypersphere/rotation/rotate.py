@@ -8,7 +8,7 @@ whole weight where this gives the same output. `fold_` replaces the parametrisat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -19,16 +19,16 @@ from torch.jit._trace import is_tracing
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics, sphere
-from hypersphere._layer_selection import LayerSelection, NeuronLayer, WeightPart, find_layers
+from hypersphere._layer_selection import LayerSelection, NeuronLayer, WeightPart, layers_of
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import choose, guard_save_pretrained, is_integer, is_number, require, warn_user
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.transform import TRANSFORMS
-from hypersphere.rotation._quantized import Int8Neurons, int8_linear
-from hypersphere.rotation.activations import InputRotation
+from hypersphere.rotation._quantized import Int8Neurons
+from hypersphere.rotation.input_rotation import InputRotation
 from hypersphere.rotation.layout import BlockLayout
-from hypersphere.rotation.parametrization import Rotation, Side, WeightState, replace_rows, rows_of
+from hypersphere.rotation.parametrization import Rotation, Side, WeightState
 from hypersphere.rotation.refine import refine_neurons, require_energy
 from hypersphere.rotation.two_sided import TwoSidedRotation
 
@@ -40,6 +40,7 @@ __all__ = [
     "rotated_layers",
     "rotation_parameters",
     "select",
+    "use",
     "use_rotation_set",
 ]
 
@@ -160,27 +161,23 @@ def rotate_(
         require(not has_layout, "method", accepted, method)
     selection = rotatable_layers(model, where, output=output, output_layer=output_layer, embeddings=embeddings)
     # All parametrisations are made before the first one is attached, so that an error leaves the model unchanged.
-    plans: list[tuple[NeuronLayer, Rotation | CustomTransform, Tensor | None]] = []
+    plans: list[Plan] = []
     for layer in selection:
-        weight = plain_rows(layer)
+        rows = unparametrized_rows(layer)
         parametrization: Rotation | CustomTransform
         if isinstance(method, RowMap):
             layout = _blocks_of_layer(layer, blocks, block_size, shared, factors)
-            parametrization = Rotation(method, layout, side=side, dropout=dropout, like=weight)
+            parametrization = Rotation(method, layout, side=side, dropout=dropout, like=rows)
             if spread:
                 nn.init.normal_(parametrization.parameter, std=spread)
         else:
-            parametrization = CustomTransform(method, weight)
-        rows = prepared_rows(
+            parametrization = CustomTransform(method, rows)
+        prepared = prepared_rows(
             layer, normalize=normalize, refine=refine, refine_steps=refine_steps, refine_rate=refine_rate
         )
-        plans.append((layer, parametrization, rows))
-    for layer, _, rows in plans:
-        if rows is not None:
-            layer.write(rows)
-    for layer, parametrization, _ in plans:
-        attach(layer, parametrization, learn_neurons=learn_neurons, quantize=quantize is not None)
-    guard_save_pretrained(model, save_obstacle)
+        plans.append((layer, parametrization, prepared))
+    quantized = () if quantize is None else [layer.name for layer in selection]
+    attach_all(model, plans, learn_neurons=learn_neurons, quantized=quantized)
     if report:
         print(selection.report())
     return model
@@ -197,11 +194,11 @@ def prepared_rows(
     """Return the neurons with which a rotation starts, see `rotate_`, or None if the layer keeps its neurons."""
     if refine is None and not normalize:
         return None
-    rows = plain_rows(layer)
+    rows = unparametrized_rows(layer)
     # Neurons of different groups are never compared. A group of one neuron, as in a depthwise convolution, stays.
     if refine is not None and (layer.groups == 1 or layer.shape[1] > 1):
-        sets = rows.chunk(layer.groups)
-        rows = torch.cat([refine_neurons(one, refine, steps=refine_steps, rate=refine_rate) for one in sets])
+        groups = rows.chunk(layer.groups)
+        rows = torch.cat([refine_neurons(group, refine, steps=refine_steps, rate=refine_rate) for group in groups])
     return sphere.normalize(rows) if normalize else rows
 
 
@@ -246,28 +243,31 @@ class CustomTransform(nn.Module):
 
     def forward(self, neurons: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the transformed neurons."""
-        return replace_rows(self.part, neurons, self.transform(rows_of(self.part, neurons)))
+        return self.part.with_rows(neurons, self.transform(self.part.rows(neurons)))
 
 
 AnyRotation = Rotation | TwoSidedRotation | CustomTransform
+Plan = tuple[NeuronLayer, AnyRotation, Tensor | None]
+"""A layer, its parametrisation, and its neurons as rows, or None if it keeps its neurons."""
 
 
-def attach(
-    layer: NeuronLayer,
-    parametrization: AnyRotation,
-    rows: Float[Tensor, "n d"] | None = None,
-    *,
-    learn_neurons: bool = False,
-    quantize: bool = False,
+def attach_all(
+    model: nn.Module, plans: Sequence[Plan], *, learn_neurons: bool = False, quantized: Container[str] = ()
 ) -> None:
-    """Register the parametrisation of a layer's weight, or of a part of it. `rows` replace its neurons if given."""
+    """Write the neurons of plain layers and register their parametrisations. `quantized` has names of layers."""
+    # All neurons are written first: a weight that holds several layers is parametrised with the first of them.
+    for layer, _, rows in plans:
+        if rows is not None:
+            layer.write(rows)
+    for layer, parametrization, _ in plans:
+        _attach(layer, parametrization, learn_neurons=learn_neurons, quantize=layer.name in quantized)
+    guard_save_pretrained(model, _save_obstacle)
+
+
+def _attach(layer: NeuronLayer, parametrization: AnyRotation, *, learn_neurons: bool, quantize: bool) -> None:
+    """Register the parametrisation of a layer's weight, or of a part of it."""
     module, parameter = cast(nn.Module, layer.module), layer.parameter
     parametrization.part = layer.part
-    if rows is not None:  # in the stored weight, which another part may have parametrised already
-        is_new = not parametrize.is_parametrized(module, parameter)
-        weight = layer.tensor if is_new else neurons_of(module, parameter)
-        with torch.no_grad():
-            layer.part.write(weight, rows, layer.shape)
     if not isinstance(parametrization, CustomTransform):
         parametrization.layer_name = layer.name
     others = [(rotation.part.parameter, rotation.original_state) for rotation in _rotations_of(module)]
@@ -290,11 +290,11 @@ def attach(
 def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
     """Replace rotations by plain weights. Outputs do not change, and `weight` is the parameter object it was before.
 
-    The plain weights are exactly those that the rotated layers computed, in their dtype. Quantised layers get new
+    The plain weights are exactly what the rotated layers computed, in their dtype. Quantised layers get new
     parameter objects in floating point. `keep=True` folds in float64, because it is called repeatedly and float32
     errors would accumulate; outputs change by rounding.
 
-    Only the active set of rotations is folded (see `use_rotation_set`). The parameters of the other sets are discarded.
+    Only the active rotation set is folded (see `use_rotation_set`). The other sets are discarded.
 
     Args:
         model: its rotated layers are changed in place, and each `InputRotation` is replaced by its module. To fold a
@@ -326,7 +326,7 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
         _require_foldable(name, module, rotation, keep)
     if keep:
         for _, module, rotation in layers:
-            cast(Rotation | TwoSidedRotation, rotation).fold(neurons_of(module, rotation.part.parameter))
+            cast(Rotation | TwoSidedRotation, rotation).fold(original_weight(module, rotation.part.parameter))
     else:
         # A weight with several rotations is replaced once.
         states = {(module, rotation.part.parameter): rotation.original_state for _, module, rotation in layers}
@@ -341,23 +341,18 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
 def _require_foldable(name: str, module: nn.Module, rotation: AnyRotation, keep: bool) -> None:
     """Raise a `ValueError` if the rotation of a layer cannot be folded."""
     maps = _parametrizations_of(module, rotation.part.parameter)
-    ours = (Int8Neurons, Rotation, TwoSidedRotation, CustomTransform)
-    stacked = [type(one).__name__ for one in maps if not isinstance(one, ours)]
-    if stacked:
+    others = [type(one_map).__name__ for one_map in maps if not isinstance(one_map, Int8Neurons | AnyRotation)]
+    if others:
         raise ValueError(
-            f"layer {name!r} has another parametrisation after its rotation ({stacked[0]}), "
+            f"layer {name!r} has another parametrisation after its rotation ({others[0]}), "
             "which folding would remove; remove it first"
         )
     if isinstance(rotation, CustomTransform):
         require(not keep, "keep", "False for a custom transform", keep)
         return
-    rotation.require_finite()
-    if keep and isinstance(rotation, Rotation) and len(rotation.parameter_sets) > 1:
-        raise ValueError(
-            f"keep=True needs a single rotation set, but layer {name!r} has {len(rotation.parameter_sets)}"
-        )
+    rotation.require_foldable() if keep else rotation.require_finite()
     if keep and is_quantized(module, rotation.part.parameter):
-        raise ValueError(f"keep=True needs neurons in floating point, but those of layer {name!r} are quantised")
+        raise ValueError(f"keep=True needs neurons in floating point, but layer {name!r} has quantised neurons")
 
 
 def _detach(module: nn.Module, parameter: str, state: WeightState) -> None:
@@ -395,7 +390,8 @@ def _replace_forward(module: nn.Module) -> None:
     if plain is nn.Linear.forward:
         generated_class.forward = _forward_linear(plain)
     elif is_conv1d:
-        generated_class.forward = _forward_conv1d(plain)
+        forward_linear = _forward_linear(plain)
+        generated_class.forward = lambda self, x: forward_linear(self, x)  # the argument of `Conv1D` is called x
     elif plain is nn.Embedding.forward:
         generated_class.forward = _forward_embedding(plain)
     elif isinstance(module, nn.MultiheadAttention) or any(rotation.part.stacked for rotation in _rotations_of(module)):
@@ -406,42 +402,21 @@ def _forward_linear(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return the forward pass of a linear layer that rotates its input where that is cheaper."""
 
     def forward(self: nn.Module, input: Tensor) -> Tensor:  # the name of torch, for calls by keyword
-        x = input
-        maps = _parametrizations_of(self, "weight")
-        stored = _stored(self, "weight")
-        if len(maps) == 1 and isinstance(maps[0], TwoSidedRotation) and maps[0].part.is_whole:
-            output = maps[0].forward_linear(x, stored[0], cast(Tensor | None, self.bias))
-            return cast(Tensor, plain(self, x)) if output is None else output
-        rotations = [one for one in maps if isinstance(one, Rotation)]
-        int8_maps = len(stored) - 1  # quantised neurons are two tensors and one more parametrisation
-        has_other_maps = len(maps) != len(rotations) + int8_maps  # a user may have added a parametrisation
+        maps, stored = _parametrizations_of(self, "weight"), _stored(self, "weight")
+        rotations = [rotation for rotation in maps if isinstance(rotation, (Rotation, TwoSidedRotation))]
+        # A user may have added a parametrisation. Quantised neurons are two tensors and one more parametrisation.
+        has_other_maps = len(maps) != len(rotations) + len(stored) - 1
         # All parts of a fused weight must be rotated.
         rotates_all_parts = bool(rotations) and len(rotations) == rotations[0].part.count
-        if has_other_maps or not rotates_all_parts:
-            return cast(Tensor, plain(self, x))
-        neuron_count = rotations[0].part.shape_of(stored[0])[1]
-        if not all(rotation.rotates_input(x, neuron_count) for rotation in rotations):
-            return cast(Tensor, plain(self, x))
+        can_rotate_input = rotates_all_parts and not has_other_maps
+        if not can_rotate_input or not all(rotation.rotates_input(input, stored[0]) for rotation in rotations):
+            return cast(Tensor, plain(self, input))
         bias = cast(Tensor | None, self.bias)
-        biases = [None] * len(rotations) if bias is None else bias.split(neuron_count)
-        outputs = []
-        for rotation, one_bias in zip(rotations, biases, strict=True):
-            parts = [rows_of(rotation.part, tensor) for tensor in stored]
-            if len(parts) == 1:
-                outputs.append(rotation.forward_linear(x, parts[0], one_bias))
-            else:
-                outputs.append(int8_linear(rotation.rotate_input(x), parts[0], parts[1], one_bias))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-
-    return forward
-
-
-def _forward_conv1d(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `_forward_linear` for Hugging Face's `Conv1D`, whose argument has another name."""
-    forward_linear = _forward_linear(plain)
-
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
-        return cast(Tensor, forward_linear(self, x))
+        if len(rotations) == 1:
+            return rotations[0].linear_output(input, stored, bias)
+        biases = [None] * len(rotations) if bias is None else bias.chunk(len(rotations))
+        parts = zip(rotations, biases, strict=True)
+        return torch.cat([rotation.linear_output(input, stored, bias_part) for rotation, bias_part in parts], -1)
 
     return forward
 
@@ -510,7 +485,7 @@ def rotatable_layers(
     require(isinstance(model, nn.Module), "model", "a module", type(model).__name__)
     require(isinstance(output, bool), "output", "a bool (output_layer names the layer)", output)
     require(isinstance(embeddings, bool), "embeddings", "a bool", embeddings)
-    layers = find_layers(model, output_layer, where)
+    layers = layers_of(model, output_layer=output_layer, where=where)
     if where is None and not output:
         layers.warn_if_output_is_unknown()
     # Prefixes of the names of layers inside an InputRotation.
@@ -539,8 +514,8 @@ def rotatable_layers(
             raise ValueError(f"layer {name!r} must not share its weight, but it shares it with {other!r}")
     if not selection:
         reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped[:5])
-        rest = f"none is left ({reasons})" if reasons else "the model has no layers"
-        raise ValueError(f"where must select at least one layer that can be rotated, but {rest}")
+        problem = f"none is left ({reasons})" if reasons else "the model has no layers"
+        raise ValueError(f"where must select at least one layer that can be rotated, but {problem}")
     unsupported = [skip.name for skip in selection.skipped[len(candidates.skipped) :]]
     if unsupported:
         subject = "1 layer is" if len(unsupported) == 1 else f"{len(unsupported)} layers are"
@@ -560,10 +535,10 @@ def reason_not_rotatable(layer: NeuronLayer) -> str | None:
     """Return why the weight of a layer cannot be rotated, or None."""
     module = cast(nn.Module, layer.module)
     if isinstance(module, nn.RNNBase):
-        return f"{type(module).__name__} passes its stored weights to torch, and not those of a parametrisation"
+        return f"{type(module).__name__} passes its stored weights to torch, and not the parametrised ones"
     if parametrize.is_parametrized(module, layer.parameter):
         return None  # reported as an error by `_require_not_parametrized`
-    return layer.not_writable
+    return layer.reason_not_writable
 
 
 def _require_not_parametrized(layer: NeuronLayer) -> None:
@@ -574,17 +549,12 @@ def _require_not_parametrized(layer: NeuronLayer) -> None:
         raise ValueError(f"layer {name!r} must have a plain weight, but it is parametrised already (by {by})")
 
 
-def plain_weight(layer: NeuronLayer) -> Float[Tensor, "..."]:
-    """Return the complete weight of a layer, or raise an error if it is parametrised or its neurons are not finite."""
+def unparametrized_rows(layer: NeuronLayer) -> Float[Tensor, "n d"]:
+    """Return the neurons in the dtype of the weight, or raise an error if it is parametrised or not finite."""
     _require_not_parametrized(layer)
-    weight = layer.tensor
-    _numerics.require_finite_rows(f"the weight of layer {layer.name!r}", rows_of(layer.part, weight.detach()))
-    return weight
-
-
-def plain_rows(layer: NeuronLayer) -> Float[Tensor, "n d"]:
-    """Return the neurons of `plain_weight` as rows, in the dtype of the weight."""
-    return rows_of(layer.part, plain_weight(layer).detach())
+    rows = layer.part.rows(layer.tensor.detach())
+    _numerics.require_finite_rows(f"the weight of layer {layer.name!r}", rows)
+    return rows
 
 
 # Rotated models ------------------------------------------------------------------------------------------------------
@@ -593,15 +563,15 @@ def plain_rows(layer: NeuronLayer) -> Float[Tensor, "n d"]:
 def rotated_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, AnyRotation]]:
     """Yield name, module and parametrisation of every rotated layer.
 
-    The name is that of `hypersphere.layers_of`. `Rotation.part` says which parameter of the module is rotated, and
-    which part of it.
+    The name is the same as in `hypersphere.layers_of`. `Rotation.part` says which parameter of the module is rotated,
+    and which part of it.
     """
     for path, module in model.named_modules():
         for rotation in _rotations_of(module):
             yield rotation.part.name_in(path), module, rotation
 
 
-def save_obstacle(model: nn.Module) -> str | None:
+def _save_obstacle(model: nn.Module) -> str | None:
     """Return why a Hugging Face model with rotated layers must not be saved, or None if it has none."""
     rotated = [name for name, _, _ in rotated_layers(model)]
     if not rotated:
@@ -617,8 +587,8 @@ def _rotations_of(module: nn.Module) -> list[AnyRotation]:
     if not parametrize.is_parametrized(module):
         return []
     lists = cast(nn.ModuleDict, module.parametrizations).values()
-    kinds = (Rotation, TwoSidedRotation, CustomTransform)
-    return [one for maps in lists for one in cast(nn.ModuleList, maps) if isinstance(one, kinds)]
+    maps = [parametrization for maps in lists for parametrization in cast(nn.ModuleList, maps)]
+    return [parametrization for parametrization in maps if isinstance(parametrization, AnyRotation)]
 
 
 def _parametrizations_of(module: nn.Module, parameter: str) -> parametrize.ParametrizationList:
@@ -633,7 +603,7 @@ def _stored(module: nn.Module, parameter: str) -> tuple[Tensor, ...]:
     return tuple(cast(Tensor, getattr(maps, name)) for name in names)
 
 
-def neurons_of(module: nn.Module, parameter: str = "weight") -> Tensor:
+def original_weight(module: nn.Module, parameter: str = "weight") -> Tensor:
     """Return V, the weight of a rotated layer before its rotation. Quantised neurons become floating-point numbers."""
     stored = _stored(module, parameter)
     return stored[0] if len(stored) == 1 else cast(Tensor, _parametrizations_of(module, parameter)[0](*stored))
@@ -646,25 +616,43 @@ def is_quantized(module: nn.Module, parameter: str = "weight") -> bool:
 
 def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the free parameters of all rotations, for example for the optimiser `hypersphere.optim.OGD`."""
-    return [p for module in model.modules() if isinstance(module, Rotation) for p in module.parameter_sets.values()]
+    return [p for module in model.modules() if isinstance(module, Rotation) for p in module.free.values()]
 
 
-def use_rotation_set(model: nn.Module, name: str) -> None:
-    """Make `name` the active parameter set of every rotation of `model`. A new name adds a set that starts at R = I.
+def use_rotation_set(model: nn.Module, name: str, *, create: bool = False) -> None:
+    """Make `name` the active rotation set of `model`: one set of free parameters per rotation.
 
-    The state dict stores which set is active. Before loading it, call this function once with every name, in any order.
-    All sets are trained unless they are frozen: give new parameters to the optimiser, and set `requires_grad_(False)`
-    on the inactive ones, which get no gradient. With `DistributedDataParallel`, do this before wrapping the model. An
+    The state dict stores which set is active. Before loading it, create all sets of the saved model, in any order. All
+    sets are trained unless they are frozen: give new parameters to the optimiser, and set `requires_grad_(False)` on
+    the inactive ones, which get no gradient. With `DistributedDataParallel`, do this before wrapping the model. An
     `InputRotation` has a single set, which is used under every name.
 
-    >>> layer = rotate_(nn.Linear(4, 3))
-    >>> use_rotation_set(layer, "second_task")
-    >>> sorted(layer.parametrizations.weight[0].free)
-    ['main', 'second_task']
+    Args:
+        model: a rotated model.
+        name: the name of the rotation set.
+        create: add the set, which starts at R = I, if there is none of this name.
+
+    Example:
+        >>> layer = rotate_(nn.Linear(4, 3))
+        >>> use_rotation_set(layer, "second_task", create=True)
+        >>> sorted(layer.parametrizations.weight[0].free)
+        ['main', 'second_task']
     """
+    require(isinstance(create, bool), "create", "a bool", create)
     rotations = [rotation for _, _, rotation in rotated_layers(model) if isinstance(rotation, Rotation)]
     require(bool(rotations), "model", "a rotated model", type(model).__name__)
+    for rotation in rotations:  # all checks come first, so that an error leaves the model unchanged
+        if name not in rotation.free:
+            accepted = " or ".join(map(repr, rotation.free))
+            require(create, "name", f"{accepted}, or a new name with create=True", name)
+            rotation.require_new_name(name)
     for rotation in rotations:
-        if name not in rotation.parameter_sets:
+        if name not in rotation.free:
             rotation.add(name)
         rotation.use(name)
+
+
+def use(model: nn.Module, name: str) -> None:
+    """Call `use_rotation_set` with `create=True`. Deprecated."""
+    warn_user("rotation.use is deprecated, use rotation.use_rotation_set", DeprecationWarning)
+    use_rotation_set(model, name, create=True)

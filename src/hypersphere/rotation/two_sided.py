@@ -4,7 +4,7 @@ R mixes the n outputs, P the d inputs. Both are block diagonal after a permutati
 cost little. `TwoSidedRotation` holds one `Rotation` per side, which provides the free parameters, the map and the
 layout. The layer stores W₀ in the order of the blocks:
 
-    parametrizations.weight.original    Ŵ₀ = W₀ with its rows in the order of R's blocks and its columns in that of P's
+    parametrizations.weight.original    Ŵ₀ = W₀ with its rows in the order of R's blocks and its columns in P's
     layer.weight                        W, in the order of the outputs and inputs
 
 A linear layer need not form W. It rotates its inputs and outputs where that is cheaper (`two_sided_linear`). With "^"
@@ -34,15 +34,19 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import WeightPart
 from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions._rowmap import RowMap
-from hypersphere.rotation._rotated_linear import backward_of_chunk, chunks
+from hypersphere.rotation._rotated_linear import (
+    backward_of_chunk,
+    chunks,
+    has_explicit_backward,
+    rotating_input_and_output_is_cheaper,
+)
 from hypersphere.rotation.layout import BlockLayout
-from hypersphere.rotation.parametrization import Rotation, WeightState, replace_rows, rows_of
+from hypersphere.rotation.parametrization import Rotation, WeightState
 
 __all__ = ["TwoSidedRotation"]
 
@@ -122,16 +126,15 @@ class TwoSidedRotation(nn.Module):
     def forward(self, neurons: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return W for Ŵ₀, with the shape, dtype and memory format of `neurons`."""
         with _numerics.autocast_disabled(neurons):
-            rows = rows_of(self.part, _numerics.widen_parameter(neurons))
+            rows = self.part.rows(_numerics.widen_parameter(neurons))
             rows = self._rotate(rows, _numerics.widen_parameter)
-            return replace_rows(self.part, neurons, self.in_order_of_layer(_numerics.narrow(rows, neurons.dtype)))
+            return self.part.with_rows(neurons, self.unpermuted(_numerics.narrow(rows, neurons.dtype)))
 
     def _rotate(self, rows: Tensor, widen: Callable[[Tensor], Tensor]) -> Tensor:
         """Return R̂·Ŵ₀·P̂, in the order of the blocks."""
-        if self.input is not None:
-            p, size = self._matrices(self.input, widen), self.input.layout.size
-            rotated = self.input.layout.rotate_inputs(p, rows[:, :size])
-            rows = rotated if size == rows.shape[1] else torch.cat([rotated, rows[:, size:]], 1)
+        if self.input is not None and self.input_order is not None:
+            blocks = OrderedBlocks(self.input.layout, self.input_order)
+            rows = blocks.multiply(rows, self._matrices(self.input, widen))
         if self.output is not None:
             r, layout = self._matrices(self.output, widen), self.output.layout
             # The rows of one block are consecutive, so the blocks of R multiply blocks of rows.
@@ -144,30 +147,35 @@ class TwoSidedRotation(nn.Module):
         with rotation.layer_named_in_errors():
             return rotation.method.matrix(widen(rotation.parameter))
 
-    def in_order_of_blocks(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def permuted(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Return a weight with its rows and columns in the order of the blocks."""
         # Autograd saves the indices. `DistributedDataParallel` writes to buffers in every forward pass, which would
         # invalidate saved ones, so save a copy.
         rows = rows if self.output_order is None else rows.index_select(0, self.output_order.clone())
         return rows if self.input_order is None else rows.index_select(1, self.input_order.clone())
 
-    def in_order_of_layer(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """Undo `in_order_of_blocks`."""
+    def unpermuted(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Undo `permuted`."""
         rows = rows if self.output_order is None else rows.index_select(0, self.output_order.argsort())
         return rows if self.input_order is None else rows.index_select(1, self.input_order.argsort())
 
-    def forward_linear(
-        self, x: Float[Tensor, "*batch d"], neurons: Float[Tensor, "n d"], bias: Float[Tensor, " n"] | None
-    ) -> Float[Tensor, "*batch n"] | None:
-        """Return the output of a linear layer by rotating inputs and outputs, or None to rotate the weight."""
-        if x.shape[-1:] != neurons.shape[1:]:
-            return None
+    def rotates_input(self, x: Float[Tensor, "*batch d"], weight: Tensor) -> bool:
+        """Return True if a linear layer should rotate its inputs and outputs instead of its stored weight."""
+        if not self.part.is_whole or x.shape[-1:] != weight.shape[1:]:
+            return False
         trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
         needs_grad = torch.is_grad_enabled() and x.requires_grad
         layouts = [None if rotation is None else rotation.layout for rotation in (self.output, self.input)]
-        tokens = x.numel() // max(neurons.shape[1], 1)
-        if not activations_are_cheaper(tokens, neurons.shape, *layouts, x_needs_grad=needs_grad, trains=trains):
-            return None
+        tokens = x.numel() // max(weight.shape[1], 1)
+        return rotating_input_and_output_is_cheaper(
+            tokens, weight.shape, *layouts, x_needs_grad=needs_grad, trains=trains
+        )
+
+    def linear_output(
+        self, x: Float[Tensor, "*batch d"], stored: Sequence[Tensor], bias: Float[Tensor, " n"] | None
+    ) -> Float[Tensor, "*batch n"]:
+        """Return x·(R·W₀·P)ᵀ + bias, where `stored` is the weight Ŵ₀ alone."""
+        (neurons,) = stored
         with _numerics.autocast_disabled(neurons):
             outputs, r = self._ordered_blocks(self.output, self.output_order)
             inputs, p = self._ordered_blocks(self.input, self.input_order)
@@ -179,7 +187,7 @@ class TwoSidedRotation(nn.Module):
         """Return layout and order of one side, and its matrices."""
         if rotation is None or order is None:
             return None, None
-        # Autograd may save the order, see `in_order_of_blocks`.
+        # Autograd may save the order, see `permuted`.
         return OrderedBlocks(rotation.layout, order.clone()), self._matrices(rotation, _numerics.widen_parameter)
 
     # Folding ---------------------------------------------------------------------------------------------------------
@@ -188,29 +196,27 @@ class TwoSidedRotation(nn.Module):
     def fold(self, neurons: Float[Tensor, "..."]) -> None:
         """Replace Ŵ₀ by R̂·Ŵ₀·P̂, computed in float64, and restart from R = P = I."""
         self.require_finite()
-        rows = self._rotate(_numerics.to_float64(rows_of(self.part, neurons)), _numerics.to_float64)
-        self.part.write(neurons, _numerics.narrow(rows, neurons.dtype), self.part.shape_of(neurons))
+        rows = self._rotate(_numerics.to_float64(self.part.rows(neurons)), _numerics.to_float64)
+        self.part.write(neurons, _numerics.narrow(rows, neurons.dtype))
         for rotation in self.rotations:
             rotation.parameter.copy_(rotation.identity())
 
     @torch.no_grad()
     def redraw(self, neurons: Float[Tensor, "..."], folds: int) -> None:
         """Draw other orders after fold number `folds`, and store W₀ in the new order. R and P must be I."""
-        rows = self.in_order_of_layer(rows_of(self.part, neurons))
+        rows = self.unpermuted(self.part.rows(neurons))
         for rotation, order in ((self.output, self.output_order), (self.input, self.input_order)):
             if rotation is not None and order is not None:
                 seed = int(cast(Tensor, rotation.seed))
                 order.copy_(rotation.layout.draw_order(len(order), seed, folds))
-        self.part.write(neurons, self.in_order_of_blocks(rows), self.part.shape_of(neurons))
-
-    def require_foldable(self) -> None:
-        """Raise a `ValueError` if `fold` would."""
-        self.require_finite()
+        self.part.write(neurons, self.permuted(rows))
 
     def require_finite(self) -> None:
         """Raise a `ValueError` if a free parameter is not finite."""
         for rotation in self.rotations:
             rotation.require_finite()
+
+    require_foldable = require_finite
 
 
 def _equal_blocks(size: int, block_size: int) -> BlockLayout:
@@ -250,44 +256,6 @@ class OrderedBlocks:
         return torch.cat([self.layout.rotate_inputs(matrices, x[:, :size]), x[:, size:]], 1)
 
 
-def activations_are_cheaper(
-    tokens: int,
-    shape: Sequence[int],
-    outputs: BlockLayout | None,
-    inputs: BlockLayout | None,
-    *,
-    x_needs_grad: bool,
-    trains: bool,
-) -> bool:
-    """Return True if rotating inputs and outputs takes fewer multiplications than rotating the weight.
-
-    Args:
-        tokens: the number of input vectors.
-        shape: the shape (n, d) of the weight.
-        outputs: the blocks of R, or None.
-        inputs: the blocks of P, or None.
-        x_needs_grad: whether the input needs a gradient.
-        trains: whether the rotations need a gradient.
-
-    Example:
-        >>> blocks = BlockLayout(1024, blocks=16)
-        >>> activations_are_cheaper(1024, (1024, 1024), blocks, blocks, x_needs_grad=True, trains=True)
-        True
-        >>> activations_are_cheaper(4096, (1024, 1024), blocks, blocks, x_needs_grad=False, trains=False)
-        False
-    """
-    if not trains and parametrize._cache_enabled:  # the weight is computed once for many batches
-        return False
-    n, d = shape
-    b_out, b_in = (0 if layout is None else layout.block_size for layout in (outputs, inputs))
-    # The backward pass of the weight side needs the gradients of R, of W₀·P and of P, but not that of W₀.
-    block_products = b_out * (1 + 2 * trains) + b_in * (1 + trains)
-    weight_side = tokens * n * d * (1 + trains + x_needs_grad) + n * d * block_products
-    blocks = tokens * (n * b_out + d * b_in)
-    activation_side = tokens * n * d * (1 + (trains or x_needs_grad)) + blocks * (1 + trains + x_needs_grad)
-    return activation_side < weight_side
-
-
 def two_sided_linear(
     x: Float[Tensor, "*batch d"],
     r: Float[Tensor, "..."] | None,
@@ -311,12 +279,8 @@ def two_sided_linear(
     rows = x.reshape(-1, v.shape[1])
     # Rows are multiplied by the transposed blocks: y = R·x as a row is xᵀ·Rᵀ.
     r_t, p_t = (None if blocks is None else blocks.mT for blocks in (r, p))
-    tensors = [t for t in (rows, r_t, p_t, v) if t is not None]
-    if (
-        not torch.is_autocast_enabled(x.device.type)
-        and x.dtype == v.dtype
-        and _numerics.custom_backward_allowed(*tensors)
-    ):
+    others = [t for t in (r_t, p_t) if t is not None]
+    if has_explicit_backward(rows, v, *others):
         y = _TwoSided.apply(outputs, inputs, rows, r_t, p_t, v)
     else:
         y = _two_sided(outputs, inputs, rows, r_t, p_t, v)
@@ -360,7 +324,7 @@ class _TwoSided(torch.autograd.Function):
     ) -> Tensor:
         u = _rotate_inputs(inputs, x, p_t)
         y = z = u @ v.mT
-        if outputs is not None and r_t is not None:
+        if outputs is not None and r_t is not None:  # y = z·R̂ᵀ in the order of the outputs
             y, inverse = torch.empty_like(z), outputs.order.argsort()
             for rows, result in chunks(z, y):
                 product = outputs.multiply(rows.to(r_t.dtype), r_t)
@@ -387,14 +351,16 @@ class _TwoSided(torch.autograd.Function):
             grad_r = torch.zeros_like(r_t) if needs_r else None
             grad_p = torch.zeros_like(p_t) if needs_p else None
             if outputs is not None:
-                grad = outputs.sort(grad)  # Ĝ, which is overwritten by Z = Ĝ·R̂
+                # Ĝ, which is overwritten by Z = Ĝ·R̂, the gradient of z. The blocks of R get Ĝ_iᵀ·z_i.
+                grad = outputs.sort(grad)
                 _backward_of_blocks(outputs, r_t, z, grad, grad_r, needs_x=True)
             grad_x = None
             if needs_x or needs_p:
-                grad_x = grad @ v  # U, which is overwritten by the gradient of x
+                # U = Z·Ŵ₀, which is overwritten by the gradient U·P̂ of x. The blocks of P get U_iᵀ·x̂_i.
+                grad_x = grad @ v
                 if inputs is not None:
                     _backward_of_input(inputs, p_t, x, grad_x, grad_p, needs_x)
-            grad_v = grad.mT @ _rotate_inputs(inputs, x, p_t) if needs_v else None
+            grad_v = grad.mT @ _rotate_inputs(inputs, x, p_t) if needs_v else None  # Zᵀ·u
         return None, None, grad_x if needs_x else None, grad_r, grad_p, grad_v
 
 
@@ -417,7 +383,7 @@ def _backward_of_blocks(
     *,
     needs_x: bool,
 ) -> None:
-    """Add the gradient of the blocks, and overwrite the gradient of the product by that of x if it is needed.
+    """Add the gradient of the blocks, and overwrite the gradient of the product by the gradient of x if it is needed.
 
     x may be None if the blocks need no gradient.
     """
@@ -435,5 +401,5 @@ def _backward_of_input(
     for x_rows, grad_rows in chunks(x, grad):
         sorted_rows = None if grad_matrices is None else inputs.sort(x_rows)
         _backward_of_blocks(inputs, matrices, sorted_rows, grad_rows, grad_matrices, needs_x=needs_x)
-        if needs_x:
+        if needs_x:  # back to the order of the inputs
             grad_rows.copy_(grad_rows.index_select(1, inverse))

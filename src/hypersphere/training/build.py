@@ -19,7 +19,6 @@ from hypersphere._collectives import Processes
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
 from hypersphere.robustness import ATTACKS, Attack
-from hypersphere.rotation.menu import TrainedRotation
 from hypersphere.training.components import MENUS, create, require_trust
 from hypersphere.training.config import Component, Config, with_absolute_paths
 from hypersphere.training.distributed import SharedGradScaler, shard_network_
@@ -27,6 +26,7 @@ from hypersphere.training.loop import embed
 from hypersphere.training.network import Operator, build_body
 from hypersphere.training.objective import Objective
 from hypersphere.training.optimizers import build_optimizer
+from hypersphere.training.rotations import TrainedRotation
 from hypersphere.training.validation import Validator, as_floats
 
 __all__ = [
@@ -262,7 +262,7 @@ class Experiment:
         schedule = create(config.schedule, "schedule")
         self.scheduler = optim.Scheduler(self.optimizer.optimizers, schedule, self.steps, self.steps_per_epoch)
         self.scaler = SharedGradScaler(self.device.type) if config.precision == "float16" else None
-        folds = config.ema is not None and self.rotation.stochastic is not None
+        folds = config.ema is not None and self.rotation.periodic_fold is not None
         accepted = f"unset with the rotation {config.rotation.name}, which replaces weights"
         require(not folds, "ema", accepted, config.ema)
         leaves_sphere = config.ema is not None and bool(self._unit_weight_modules)
@@ -327,8 +327,8 @@ class Experiment:
 
     def after_step(self, step: int) -> None:
         """Run the actions of the experiment that follow each optimiser step."""
-        if self.rotation.stochastic is not None:
-            self.rotation.stochastic.step(self.optimizer.optimizers[0])
+        if self.rotation.periodic_fold is not None:
+            self.rotation.periodic_fold.step(self.optimizer.optimizers[0])
         if self._project_every is not None and step % self._project_every == 0:
             optim.project_weights_(self.network)
         if self._renormalize:

@@ -133,7 +133,7 @@ MENUS: dict[str, Menu] = {
         option_synonyms="hypersphere.heads.presets:OPTION_SYNONYMS",
     ),
     "regularizer": Menu("hypersphere.training.build:REGULARIZERS", passed=["model", "modules", "where"]),
-    "rotation": Menu("hypersphere.rotation.menu:ROTATIONS", passed=["modules"]),
+    "rotation": Menu("hypersphere.training.rotations:ROTATIONS", passed=["modules"]),
     "adversarial": Menu(
         "hypersphere.training.build:ADVERSARIES", handled="hypersphere.training.build:AdversarialOptions"
     ),

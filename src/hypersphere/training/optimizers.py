@@ -13,10 +13,10 @@ from hypersphere._validation import is_number, require
 from hypersphere.models import layer_depths
 from hypersphere.optim import OPTIMIZERS, Hyperball, Optimizers, RowAdamW, RowSGD, param_groups
 from hypersphere.rotation import rotation_parameters
-from hypersphere.rotation.menu import TrainedRotation
 from hypersphere.training.components import MENUS, create
 from hypersphere.training.config import Component
 from hypersphere.training.objective import Objective
+from hypersphere.training.rotations import TrainedRotation
 
 __all__ = ["GroupOptions", "build_optimizer"]
 
@@ -71,7 +71,7 @@ def build_optimizer(
     everything = chosen.decay_everything
     groups = param_groups(objective, chosen.weight_decay, bias=everything, normalization=everything)
     # Parameters that the main optimiser does not train: rotations on the orthogonal group, and sampled class vectors.
-    separate = {id(parameter) for parameter in rotation.on_group}
+    separate = {id(parameter) for parameter in rotation.orthogonal_parameters}
     is_decayed = sampled is not None and any(parameter is sampled for parameter in groups[0]["params"])
     if sampled is not None:
         separate.add(id(sampled))
@@ -90,8 +90,8 @@ def build_optimizer(
     if groups:
         main: torch.optim.Optimizer = create(component, "optimizer", groups)
         optimizers.append(main if chosen.hyperball is None else Hyperball(main, per=chosen.hyperball))
-    if rotation.on_group:
-        optimizers.append(rotation.group_optimizer(rotation.on_group, lr=rotation_rate))
+    if rotation.orthogonal_parameters:
+        optimizers.append(rotation.orthogonal_optimizer(rotation.orthogonal_parameters, lr=rotation_rate))
     if sampled is not None:
         decay = chosen.weight_decay if is_decayed else 0.0
         optimizers.append(_row_optimizer(component, sampled, rate, decay))

@@ -83,7 +83,7 @@ class Trainer:
             "scheduler": experiment.scheduler,
             "loader": experiment.loader,
             "random": RandomState(),
-            "stochastic": experiment.rotation.stochastic,
+            "stochastic": experiment.rotation.periodic_fold,
             "scaler": experiment.scaler,
             "progress": self.progress,
         }

@@ -31,7 +31,7 @@ def summed_energy(network: torch.nn.Module) -> float:
     >>> summed_energy(torch.nn.Linear(3, 2)) > 0.638  # that of two lines at a right angle, the smallest one
     True
     """
-    neurons = [layer.rows() for layer in layers_of(network, output=None).hidden if layer.shape[1] > 1]
+    neurons = [layer.rows() for layer in layers_of(network, output_layer=None).hidden if layer.shape[1] > 1]
     return sum(float(hyperspherical_energy(rows, power=1, half_space=True)) for rows in neurons)
 
 

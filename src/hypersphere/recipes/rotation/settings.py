@@ -17,7 +17,7 @@ TRAINABLE_PARAMETERS = Metric("parameters", "trainable parameters", ".0f", None)
 
 def count_trainable_parameters(experiment: Experiment, run: Run) -> Outcome:
     """Count the trainable parameters, d(d−1)/2 for a rotation."""
-    count = rotation.degrees_of_freedom(experiment.objective, on_group=experiment.rotation.on_group)
+    count = rotation.degrees_of_freedom(experiment.objective, on_group=experiment.rotation.orthogonal_parameters)
     return Outcome({"parameters": float(count)})
 
 

@@ -20,10 +20,10 @@ from hypersphere.recipes.rotation.settings import (
     rotation_recipe,
 )
 from hypersphere.rotation import refine_neurons
-from hypersphere.rotation.menu import NeuronPreparation
 from hypersphere.training import Experiment, Run
 from hypersphere.training.components import create
 from hypersphere.training.config import Component
+from hypersphere.training.rotations import NeuronPreparation
 
 __all__ = ["INITIAL_ENERGY", "measure_start", "source_energy"]
 
@@ -62,7 +62,7 @@ def source_energy(init: Component, seed: int, refine: str | None = None, steps: 
     network = models.MODELS["opt_cnn6"]()
     create(init, "init", network)
     total = 0.0
-    for layer in layers_of(network, output=None).hidden:
+    for layer in layers_of(network, output_layer=None).hidden:
         rows = layer.rows().detach()
         if refine is not None:
             rows = refine_neurons(rows, refine, steps=steps)

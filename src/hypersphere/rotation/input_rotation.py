@@ -15,11 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hypersphere import _numerics
-from hypersphere._validation import choose, is_integer, require, warn_user
+from hypersphere._validation import is_integer, require, warn_user
 from hypersphere.functions._rowmap import RowMap
-from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.rotation.layout import BlockLayout
-from hypersphere.rotation.parametrization import Rotation, WeightState
+from hypersphere.rotation.parametrization import Rotation, WeightState, orthogonal_map
 
 __all__ = ["InputRotation"]
 
@@ -61,15 +60,14 @@ class InputRotation(nn.Module):
         assert weight is not None
         is_seed = seed is None or is_integer(seed, -(2**63), 2**63 - 1)
         require(is_seed, "seed", "None or an integer", seed)
-        chosen = choose(ORTHOGONALS, method, "method")
-        require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
+        method = orthogonal_map(method)
         length = weight.shape[1]
         if block_size is not None:
             accepted = f"None or a divisor of {length}, the length of a row"
             require(is_integer(block_size, 1) and length % block_size == 0, "block_size", accepted, block_size)
             require(blocks == 1, "block_size", f"None with {blocks=}, because the two exclude each other", block_size)
             blocks = length // block_size
-        self.rotation = Rotation(chosen, BlockLayout(length, blocks), like=weight)
+        self.rotation = Rotation(method, BlockLayout(length, blocks), like=weight)
         self.rotation.original_state = WeightState.of(module)
         self.module = module
         self.seed = seed
@@ -152,8 +150,8 @@ class InputRotation(nn.Module):
             return
         generator = torch.Generator().manual_seed(self.seed)
         rows = torch.randn(self.rows.shape, generator=generator, dtype=torch.float32, device="cpu") * self.spread
-        # The dtype is that of the layer: the parameters of R are never narrower than float32. The device is that of R,
-        # because a state dict that was assigned moves R from the meta device but not the rows.
+        # The dtype is taken from the layer, because the parameters of R are never narrower than float32. The device is
+        # taken from R, because a state dict that was assigned moves R from the meta device but not the rows.
         self.module.weight = rows.to(self.free.device, self.rows.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InputRotation:

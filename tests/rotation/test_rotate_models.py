@@ -308,7 +308,7 @@ def test_rotate_gives_each_expert_its_own_rotation(options):
 
 def test_rotate_refines_and_normalizes_the_neurons_of_each_expert():
     model = rotate_(Experts(), output_layer=None, normalize=True, refine="mhe", refine_steps=3)
-    for layer in hs.layers_of(model, output=None):
+    for layer in hs.layers_of(model, output_layer=None):
         torch.testing.assert_close(layer.rows().norm(dim=1), torch.ones(len(layer.rows())))
 
 
@@ -461,16 +461,16 @@ def test_rotation_sets_and_state_dicts_of_fused_weights():
     model, run, _, _ = mixtral()
     rotate_(model, block_size=2)
     start = run(model).detach()
-    use_rotation_set(model, "other")
+    use_rotation_set(model, "other", create=True)
     perturb_(model)
     changed = run(model).detach()
     use_rotation_set(model, "main")
     perturb_(model)
-    use_rotation_set(model, "other")
+    use_rotation_set(model, "other", create=True)
     state = copy.deepcopy(model.state_dict())
     twin = mixtral()[0]
     rotate_(twin, block_size=2)
-    use_rotation_set(twin, "other")
+    use_rotation_set(twin, "other", create=True)
     twin.load_state_dict(state)
     assert torch.equal(run(twin), run(model))
     assert (changed - start).abs().max() > 1e-4

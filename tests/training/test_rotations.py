@@ -12,10 +12,10 @@ from hypersphere.functions.orthogonal import Cayley, Free
 from hypersphere.heads import AngularHead
 from hypersphere.optim import OGD, OGDAdam
 from hypersphere.rotation import RotationPenalty, rotate_, rotated_layers, rotation_parameters
-from hypersphere.rotation.menu import ROTATIONS, NeuronPreparation, RotationOptions
 from hypersphere.rotation.rotate import METHODS
 from hypersphere.training.components import create
 from hypersphere.training.config import Component
+from hypersphere.training.rotations import ROTATIONS, NeuronPreparation, RotationOptions
 
 KINDS = (RotationOptions, NeuronPreparation)
 NEURON_OPTIONS = {"normalize": False, "refine": None, "refine_steps": 5000, "refine_rate": 0.1}
@@ -63,8 +63,8 @@ def test_none_rotates_no_layer():
     modules = network(4, 6)
     added = ROTATIONS["none"](modules)
     assert not rotations(modules)
-    assert added.penalty is added.stochastic is None
-    assert added.on_group == []
+    assert added.penalty is added.periodic_fold is None
+    assert added.orthogonal_parameters == []
 
 
 @pytest.mark.parametrize("options", [{"normalize": True}, {"normalize": True, "refine": "mhe", "refine_steps": 2}])
@@ -170,8 +170,8 @@ def test_penalized_adds_a_penalty_of_free_matrices():
 def test_descent_trains_matrices_on_the_group(options, kind):
     modules = network(4, 6, 8)
     added = ROTATIONS["descent"](modules, **options)
-    assert all(a is b for a, b in zip(added.on_group, rotation_parameters(modules), strict=True))
-    optimizer = added.group_optimizer(added.on_group, lr=0.1)
+    assert all(a is b for a, b in zip(added.orthogonal_parameters, rotation_parameters(modules), strict=True))
+    optimizer = added.orthogonal_optimizer(added.orthogonal_parameters, lr=0.1)
     assert type(optimizer) is kind
     assert options.items() <= optimizer.defaults.items() or kind is OGDAdam
 
@@ -182,7 +182,7 @@ def test_stochastic_prepares_neurons_and_rotates_dimensions():
     added = ROTATIONS["stochastic"](
         modules, fraction=3, every=7, method="lowdin", normalize=True, refine="mhe", refine_steps=2
     )
-    assert added.stochastic.every == 7
+    assert added.periodic_fold.every == 7
     assert [rotation.layout.size for rotation in rotations(modules).values()] == [4, 3]
     weight = modules["network"][0].weight
     torch.testing.assert_close(weight.norm(dim=1), torch.ones(6))
@@ -203,7 +203,7 @@ def test_equivalence_rotates_the_hidden_layers_of_the_network():
     modules = network(4, 6, 8)
     torch.manual_seed(1)
     added = ROTATIONS["equivalence"](modules, block_size=3, every=7, sides="output", scale=2.0)
-    assert (added.stochastic.every, added.stochastic.sides) == (7, "output")
+    assert (added.periodic_fold.every, added.periodic_fold.sides) == (7, "output")
     assert [rotation.output.layout.blocks for rotation in rotations(modules).values()] == [2, 3]
     torch.testing.assert_close(modules["network"][0].weight.norm(dim=1), torch.full((6,), 2.0))
     assert modules["head"].weight.requires_grad
@@ -213,7 +213,7 @@ def test_stochastic_with_fraction_zero_freezes_the_neurons():
     modules = network(4, 6)
     before = copy.deepcopy(modules.state_dict())
     added = ROTATIONS["stochastic"](modules, fraction=0)
-    assert added.stochastic is None
+    assert added.periodic_fold is None
     assert not rotations(modules)
     assert not modules["network"][0].weight.requires_grad
     assert modules["head"].weight.requires_grad

@@ -1,17 +1,18 @@
-"""The optimisers of torch by name, and several optimisers that step together."""
+"""The optimisers of torch by name, several optimisers that step together, and state in its saved precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hypersphere._validation import require
 from hypersphere.optim.muon import Muon
 
-__all__ = ["OPTIMIZERS", "Optimizers"]
+__all__ = ["OPTIMIZERS", "Optimizers", "restore_saved_dtypes"]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}}
 # The base class; one that needs a closure; one that needs sparse gradients; one that is replaced by ours.
@@ -64,3 +65,20 @@ class Optimizers:
         require(len(state) == count, "state", f"the states of {count} optimisers", len(state))
         for place, optimizer in enumerate(self.optimizers):
             optimizer.load_state_dict(state[str(place)])
+
+
+def restore_saved_dtypes(
+    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any], names: Container[str] | None = None
+) -> None:
+    """Repeat `load_state_dict` in the saved dtypes, because torch rounds states to the dtype of the parameters.
+
+    Args:
+        optimizer: an optimiser that has loaded `state_dict`.
+        state_dict: the saved state.
+        names: the names of the states that are restored, all of them if None.
+    """
+    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        for p, index in zip(group["params"], saved["params"], strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and (names is None or name in names):
+                    optimizer.state[p][name] = value.detach().to(p.device, copy=True)

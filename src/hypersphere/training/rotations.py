@@ -2,15 +2,15 @@
 
 `ROTATIONS` is the menu behind the setting `rotation`. Each entry rotates the modules of an experiment and returns a
 `TrainedRotation`, which tells the training loop about penalties, optimisers and folds. The options of an entry are its
-own arguments, and those of `RotationOptions` and `NeuronPreparation` where it passes them on.
+own arguments, and the fields of `RotationOptions` and `NeuronPreparation` where it passes them on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,20 +31,20 @@ class TrainedRotation:
 
     Attributes:
         penalty: term that is added to the loss.
-        on_group: parameters that are trained by descent on the orthogonal group.
-        group_optimizer: makes the optimiser of those parameters.
-        stochastic: rotations of randomly drawn dimensions, folded and redrawn periodically.
+        orthogonal_parameters: matrices that are trained by descent on the orthogonal group.
+        orthogonal_optimizer: makes the optimiser of these matrices.
+        periodic_fold: folds and redraws the rotations periodically.
     """
 
     penalty: Callable[[], Tensor] | None = None
-    on_group: list[nn.Parameter] = field(default_factory=list)
-    group_optimizer: Callable[..., torch.optim.Optimizer] = OGD
-    stochastic: rotation.Stochastic | rotation.Equivalence | None = None
+    orthogonal_parameters: list[nn.Parameter] = field(default_factory=list)
+    orthogonal_optimizer: Callable[..., torch.optim.Optimizer] = OGD
+    periodic_fold: rotation.Stochastic | rotation.Equivalence | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeuronPreparation:
-    """What happens to neurons before they are rotated or trained. The options are those of `rotate_`."""
+    """What happens to neurons before they are rotated or trained. The options are the same as in `rotate_`."""
 
     normalize: bool = False
     refine: str | None = None
@@ -68,7 +68,7 @@ class NeuronPreparation:
 class RotationOptions:
     """The options of a rotation by one map, for the layers of a network and its head.
 
-    Options that are not listed below are those of `rotate_`.
+    Options that are not listed below are the same as in `rotate_`.
 
     Attributes:
         output: rotate the head, too.
@@ -96,35 +96,16 @@ class RotationOptions:
         where = None if self.hidden else _is_one_of(["head"])
         layers = rotation.rotatable_layers(modules, where, output=self.output, embeddings=self.embeddings)
         names = list(dict.fromkeys(layer.module_name for layer in layers))  # once per module
+        options = asdict(self) | asdict(preparation)
+        for choice in ("output", "hidden", "whole_first"):
+            del options[choice]
+        whole = options | {"blocks": 1, "block_size": None, "shared": False, "factors": 1}
         first, others = (names[:1], names[1:]) if self.whole_first else ([], names)
-        if first:
-            whole = replace(self, blocks=1, block_size=None, shared=False, factors=1)
-            whole._rotate_layers_(modules, method, preparation, first)
-        if others:  # none if the network has a single layer
-            self._rotate_layers_(modules, method, preparation, others)
-
-    def _rotate_layers_(
-        self, modules: nn.ModuleDict, method: str | RowMap, preparation: NeuronPreparation, names: list[str]
-    ) -> None:
-        rotation.rotate_(
-            modules,
-            method,
-            where=_is_one_of(names),
-            blocks=self.blocks,
-            block_size=self.block_size,
-            shared=self.shared,
-            factors=self.factors,
-            side=cast(Any, self.side),  # `rotate_` checks both
-            dropout=self.dropout,
-            quantize=cast(Any, self.quantize),
-            learn_neurons=self.learn_neurons,
-            **asdict(preparation),
-            # The layers are already selected. Without the head, the last linear layer of the network would be taken for
-            # the output layer.
-            output_layer=None,
-            embeddings=self.embeddings,
-            spread=self.spread,
-        )
+        for group, group_options in ((first, whole), (others, options)):
+            if group:
+                # The layers are already selected. Without the head, the last linear layer of the network would be taken
+                # for the output layer.
+                rotation.rotate_(modules, method, where=_is_one_of(group), output_layer=None, **group_options)
 
 
 def _is_one_of(names: list[str]) -> Callable[[str, nn.Module], bool]:
@@ -182,8 +163,9 @@ def _descent(
     """Orthogonal matrices trained by gradient descent on the orthogonal group (OGD, or with adaptive steps)."""
     layout = RotationOptions(blocks=blocks, shared=shared, whole_first=whole_first)
     layout.rotate_(modules, "free", NeuronPreparation(**options))
-    group_optimizer = OGDAdam if adam else partial(OGD, momentum=momentum)
-    return TrainedRotation(on_group=rotation.rotation_parameters(modules), group_optimizer=group_optimizer)
+    optimizer = OGDAdam if adam else partial(OGD, momentum=momentum)
+    matrices = rotation.rotation_parameters(modules)
+    return TrainedRotation(orthogonal_parameters=matrices, orthogonal_optimizer=optimizer)
 
 
 @accept_options_of(NeuronPreparation)
@@ -205,9 +187,8 @@ def _stochastic(
         for layer in layers:
             layer.tensor.requires_grad_(False)
         return TrainedRotation()
-    return TrainedRotation(
-        stochastic=rotation.Stochastic(modules, fraction, every, method, whole_first=whole_first, generator=generator)
-    )
+    fold = rotation.Stochastic(modules, fraction, every, method, whole_first=whole_first, generator=generator)
+    return TrainedRotation(periodic_fold=fold)
 
 
 def _equivalence(
@@ -223,11 +204,8 @@ def _equivalence(
     """Rotations of outputs and inputs in blocks, folded into fixed random weights periodically (POET)."""
     # The weights are drawn, too. From a generator of their own they do not change what is drawn after them.
     generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-    return TrainedRotation(
-        stochastic=rotation.Equivalence(
-            modules, block_size, every, sides, start, method, scale=scale, generator=generator
-        )
-    )
+    fold = rotation.Equivalence(modules, block_size, every, sides, start, method, scale=scale, generator=generator)
+    return TrainedRotation(periodic_fold=fold)
 
 
 ROTATIONS: dict[str, Callable[..., TrainedRotation]] = {
