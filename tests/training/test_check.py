@@ -47,6 +47,15 @@ def test_check_experiment_requires_two_held_out_classes_for_verification():
     check_open_set(validation={"protocols": ["retrieval"]})
 
 
+def test_check_experiment_requires_two_pairs_of_each_kind_for_verification():
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])  # the last two classes are held out and have one same pair
+    source = data.TensorSource(torch.rand(7, 1, 8, 8), labels, list("abcd"))
+    split = data.DataSplit(data.subset(source, labels < 2), data.subset(source, labels >= 2), open_set=True)
+    experiment = build_experiment(Config.of({"model": {"name": "mlp", "widths": [8]}}), split=split)
+    with pytest.raises(ValueError, match="verification pairs must be at least two of the same class"):
+        check_experiment(experiment)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

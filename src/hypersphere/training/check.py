@@ -70,11 +70,10 @@ def _check_validation(experiment: Experiment) -> None:
     for name, protocol, split in experiment.validation.protocols():
         if isinstance(protocol, VerificationProtocol):
             assert split.validation is not None
-            if not protocol.draws_pairs(split):
-                protocol.chosen_pairs(split.validation.labels, split)  # reads the file
-            elif len(split.validation.labels.unique()) < 2:
+            if protocol.draws_pairs(split) and len(split.validation.labels.unique()) < 2:
                 change = "raise selection" if config.selection else "set data.held_out to 2 or more"
                 raise ValueError(f"{name} needs 2 held-out classes" + f"; {change}" * split.open_set)
+            protocol.chosen_pairs(split.validation.labels, split)  # reads the file
 
 
 def _first_inputs(source: Source, *, skips: bool) -> Tensor:
