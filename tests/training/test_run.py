@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -283,6 +284,19 @@ def test_run_rejects_data_that_have_changed(change, reason, tmp_path):
     with pytest.raises(ValueError, match=match):
         Trainer(experiment, Run.open(tmp_path / "run")).resume()
     Run.open(tmp_path / "run").experiment(with_data=False)  # needs no data
+
+
+def test_run_opens_without_the_file_of_a_protocol(tmp_path):
+    settings = {"validation": {"protocols": [{"name": "verification", "pairs": str(tmp_path / "absent.bin")}]}}
+    with pytest.raises(FileNotFoundError, match="absent.bin not found"):
+        Trainer(build(Config.of({**SMALL, **settings})))
+    photos(tmp_path / "photos")
+    images = [path.read_bytes() for path in sorted((tmp_path / "photos").glob("*/*.png"))]
+    pairs = [images[place] for pair in zip(range(16), range(1, 17), strict=True) for place in pair] * 3
+    (tmp_path / "absent.bin").write_bytes(pickle.dumps((pairs, [True, False] * 24)))
+    trained(tmp_path / "run", settings)
+    (tmp_path / "absent.bin").unlink()
+    assert repr(Run.open(tmp_path / "run").experiment(with_data=False).validation)
 
 
 def test_run_rejects_other_tensors(tmp_path):

@@ -520,7 +520,7 @@ def test_trainer_and_its_parts_have_short_reprs(tmp_path):
     one = trainer(tmp_path / "run", {"epochs": 1})
     steps = one.steps
     assert repr(one).startswith(f"Trainer({str(tmp_path / 'run')!r}, step 0 of {steps}: mlp with ")
-    assert repr(one.experiment.validation) == "Validator(accuracy, top5, energy)"
+    assert repr(one.experiment.validation) == "Validator(accuracy, energy)"
     one.train()
     assert repr(one.checkpoints) == f"Checkpoints({str(tmp_path / 'run' / 'checkpoints')!r}, steps [{steps}])"
     assert repr(one.checkpoints.latest()) == f"Checkpoint(path={one.checkpoints.latest().path!r}, step={steps})"

@@ -75,6 +75,7 @@ class Trainer:
         self.best: dict[str, Any] = {"value": None, "step": None, "bad": 0}
         self.speed = math.nan
         self.finished = False
+        experiment.validation.metric_names()  # opens files of protocols: a missing one is reported before training
         if self.config.compile:
             experiment.network.compile()  # in place, so that names in checkpoints do not change
         modules = {"objective": experiment.objective, "ema": experiment.ema}
