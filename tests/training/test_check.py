@@ -14,6 +14,32 @@ def test_check_experiment_names_the_shape_that_does_not_fit():
         check_experiment(build_experiment(Config.of({**SMALL, "model": model})))
 
 
+def test_check_experiment_uses_the_size_of_the_windows():
+    """A network with a fixed input size is built for the windows that training cuts from the images."""
+    settings = {**SMALL, "model": {"name": "mlp", "widths": [8]}, "augment": [{"name": "window", "margin": 2}]}
+    labels = torch.arange(10) % 2
+    train, held_out = (data.TensorSource(torch.rand(10, 1, side, side), labels, ("a", "b")) for side in (8, 6))
+    experiment = build_experiment(Config.of({**settings, "epochs": 1}), split=data.DataSplit(train, held_out))
+    assert experiment.input_shape == (1, 6, 6)
+    check_experiment(experiment)
+    Trainer(experiment).train()
+
+
+class Regression(torch.nn.Linear):
+    """A head outside the library without scores."""
+
+    def forward(self, features, labels):
+        return (super().forward(features) - labels[:, None]).square().mean()
+
+
+def test_check_experiment_names_a_head_without_scores():
+    settings = {**SMALL, "head": f"{__name__}:Regression"}
+    with pytest.raises(ValueError, match=r"head must be a head with a method scores\(features\), which accuracy needs"):
+        check_experiment(build_experiment(Config.of(settings)))
+    settings |= {"validation": {"protocols": ["retrieval"]}}
+    check_experiment(build_experiment(Config.of(settings)))
+
+
 def test_check_experiment_rejects_a_batch_of_one_with_batch_norm():
     settings = {**SMALL, "model": {"name": "mlp", "widths": [8], "norm": "batch"}, "batch_size": 1}
     with pytest.raises(ValueError, match="this model needs batches of at least two examples, not one"):

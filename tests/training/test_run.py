@@ -288,7 +288,7 @@ def test_run_rejects_data_that_have_changed(change, reason, tmp_path):
 
 def test_run_opens_without_the_file_of_a_protocol(tmp_path):
     settings = {"validation": {"protocols": [{"name": "verification", "pairs": str(tmp_path / "absent.bin")}]}}
-    with pytest.raises(FileNotFoundError, match="absent.bin not found"):
+    with pytest.raises(FileNotFoundError, match=r"absent.bin not found"):
         Trainer(build(Config.of({**SMALL, **settings})))
     photos(tmp_path / "photos")
     images = [path.read_bytes() for path in sorted((tmp_path / "photos").glob("*/*.png"))]

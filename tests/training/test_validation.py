@@ -101,7 +101,7 @@ def test_verification_ignores_folds_that_lost_a_kind():
     split = replace(split_of(x, labels), pairs=pairs)
     labels = labels.clone()
     labels[3] = -100  # leaves two same pairs in fold 1, one in fold 0, and no different pair in fold 0
-    with pytest.raises(ValueError, match="verification pairs must be at least two of the same class and two of .* 1'"):
+    with pytest.raises(ValueError, match=r"verification pairs must be at least two of the same class and two of .* 1'"):
         VerificationProtocol()(x, labels, split)
     more = Pairs(
         torch.cat([first, torch.tensor([7])]),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hypersphere.cli.output import warn
 from hypersphere.data import Mirrored, Pairs, Source, open_images
-from hypersphere.data.sources import Subset, first_sample
+from hypersphere.data.sources import Subset
 from hypersphere.gallery import fingerprint_of
 from hypersphere.models.export import probe_batches
 from hypersphere.training import Experiment, Run, RunCalibration
@@ -56,8 +56,8 @@ class Opened:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
-        return tuple(first_sample(self.experiment.data.train).shape)
+        """The shape of one input of the network."""
+        return self.experiment.input_shape
 
     @property
     def fit(self) -> str:
@@ -138,4 +138,5 @@ def probe_inputs(experiment: Experiment, *, as_bytes: bool = False) -> list[Tens
     if split.graph is not None:
         return [torch.arange(len(split.graph.features))]
     inputs = torch.stack([split.train[index] for index in range(min(PROBES, len(split.train)))])
+    inputs = inputs[:, *(slice(size) for size in experiment.input_shape)]  # an augmentation may cut windows
     return probe_batches(inputs.float() / 255 if inputs.dtype == torch.uint8 and not as_bytes else inputs)

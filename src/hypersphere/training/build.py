@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,13 +121,14 @@ class Experiment:
         config: its settings, with everything resolved that depends on the data.
         data: the data; random ones if the experiment was built from an outline.
         outline: shape, dtype and classes of the data, None for a graph.
+        input_shape: shape of an input of the network, after augmentation; empty for a graph.
+        augment: augmentations of float batches, applied in order.
         network: maps inputs to features.
         head: maps features and labels to a loss.
         loaded: which of the initial weights were loaded, if any were given.
         rotation: training by rotation.
         objective: network, head and regularisers.
         loader: the training batches.
-        augment: augmentations of float batches, applied in order.
         steps, steps_per_epoch: numbers of optimiser steps.
         optimizer, scheduler: optimisers and learning-rate schedule of all trained parameters.
         scaler: loss scaling for float16, None for other precisions.
@@ -144,12 +145,13 @@ class Experiment:
         device: torch.device | None = None,
     ) -> None:
         self.data, self.outline = split, split.outline()
-        shape = () if self.outline is None else tuple(self.outline["shape"])
-        self.config = config = resolve(config, split, shape)
+        self.augment = _augmentations(config)
+        self.input_shape = _input_shape(self.outline, self.augment)
+        self.config = config = resolve(config, split, self.input_shape)
         torch.manual_seed(config.seed)
         random.seed(config.seed)  # used by foreign code only, as is the generator of NumPy
         numpy.random.seed(config.seed % 2**32)  # noqa: NPY002
-        self._build_objective(shape, weights)
+        self._build_objective(weights)
         self.objective.to(device)
         if Processes().size > 1:
             self._distribute_()  # replaces parameters, so there is no optimiser before
@@ -157,7 +159,7 @@ class Experiment:
         self._build_optimizer()
         self._build_validation()
 
-    def _build_objective(self, shape: tuple[int, ...], weights: Mapping[str, Any] | None) -> None:
+    def _build_objective(self, weights: Mapping[str, Any] | None) -> None:
         """Build network, head and regularisers.
 
         The order of the random draws is part of the results: network, head, initialisation, rotation, regularisers.
@@ -165,7 +167,7 @@ class Experiment:
         config, split = self.config, self.data
         operator_component, operator_options = MENUS["operator"].split(config.operator)
         operator = _operator(operator_component)
-        body = build_body(config, operator, shape, split.graph)
+        body = build_body(config, operator, self.input_shape, split.graph)
         mean, deviation = create(config.normalize, "normalize", split.train) if split.graph is None else (None, None)
         self.network = models.Network(body, mean, deviation, split.graph)
         head_component, head_options = MENUS["head"].split(config.head)
@@ -249,7 +251,6 @@ class Experiment:
             world=processes.size,
             pin=self.device.type == "cuda",
         )
-        self.augment = [create(one, "augment", setting=f"augment.{at}") for at, one in enumerate(config.augment)]
         self.steps_per_epoch = -(-len(self.loader) // config.accumulate)
         self.steps: int = config.steps or (config.epochs or 1) * self.steps_per_epoch
 
@@ -419,11 +420,22 @@ build_experiment = build  # the name in `hypersphere.training`, where `build` is
 
 def network_without_values(config: Config, split: data.DataSplit) -> nn.Module:
     """Return the model of a config on the meta device, which takes no memory, for example to count its parameters."""
-    outline = split.outline()
-    shape = () if outline is None else tuple(outline["shape"])
+    shape = _input_shape(split.outline(), _augmentations(config))
     operator, _ = MENUS["operator"].split(config.operator)
     with torch.device("meta"):
         return build_body(resolve(config, split, shape), _operator(operator), shape, split.graph)
+
+
+def _augmentations(config: Config) -> list[Callable[..., Tensor]]:
+    return [create(one, "augment", setting=f"augment.{at}") for at, one in enumerate(config.augment)]
+
+
+def _input_shape(outline: Mapping[str, Any] | None, augmentations: Iterable[Any]) -> tuple[int, ...]:
+    """Return the shape of an input of the network: that of the data, unless an augmentation changes it."""
+    shape = () if outline is None else tuple(outline["shape"])
+    for augment in augmentations:
+        shape = augment.output_shape(shape) if hasattr(augment, "output_shape") else shape
+    return shape
 
 
 def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Config:
