@@ -253,8 +253,17 @@ def _checked_options(
             known = [one for one in parameters if one not in menu.passed]
             raise ValueError(_unknown_option(setting, key, component.name, [*known, *menu.handled], menu))
         annotation = parameters[key].annotation if key in parameters else Parameter.empty
-        options[key] = _value(f"{setting}.{key}", key, value, annotation)
+        nested = NESTED.get(key) if isinstance(value, Mapping) else None
+        # A foreign component may have an option of this name with another meaning.
+        if nested is not None and component.is_import_path and not _names_entry(value, nested):
+            nested = None
+        options[key] = _value(f"{setting}.{key}", value, annotation, nested)
     return options
+
+
+def _names_entry(value: Mapping[str, Any], menu: Menu) -> bool:
+    name = value.get("name")
+    return isinstance(name, str) and (name in menu or Component(name).is_import_path)
 
 
 def _require_complete(name: str, parameters: Mapping[str, Parameter], filled: Mapping[str, Any], setting: str) -> None:
@@ -378,13 +387,20 @@ def _unknown_option(setting: str, option: str, name: str, accepted: list[str], m
 _PLAIN = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "text", "None": "null"}
 
 
-def _value(setting: str, option: str, value: Any, annotation: Any) -> Any:
-    """Return a value of a config as the object that a parameter takes; check it if its annotation is a plain type."""
-    if option in NESTED and isinstance(value, Mapping):
-        menu = NESTED[option]
-        name = value.get("name", next(iter(menu)) if len(menu) == 1 else None)
+def _value(setting: str, value: Any, annotation: Any, nested: Menu | None = None) -> Any:
+    """Return a value of a config as the object that a parameter takes; check it if its annotation is a plain type.
+
+    Args:
+        setting: its name, for messages.
+        value: a number, text, list or mapping.
+        annotation: the annotation of the parameter.
+        nested: the menu of the object that a mapping describes.
+    """
+    if nested is not None:
+        name = value.get("name", next(iter(nested)) if len(nested) == 1 else None)
         require(isinstance(name, str), setting, "a mapping with a name and options", value)
-        return create(Component(name, {key: one for key, one in value.items() if key != "name"}), menu, setting=setting)
+        options = {key: one for key, one in value.items() if key != "name"}
+        return create(Component(name, options), nested, setting=setting)
     kinds = _kinds(annotation)
     if "Tensor" in kinds and (isinstance(value, list) or kinds <= {"Tensor", "None"}):
         return None if value is None else _tensor(setting, value)
