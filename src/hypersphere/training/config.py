@@ -220,10 +220,13 @@ class Config:
     def of(cls, settings: Mapping[str, Any]) -> Config:
         """Return the config with these settings, given as plain data; the others have their defaults.
 
-        A component without a name changes the options of the default one.
+        A component without a name changes the options of the default one. A component with a name has only the given
+        options, so that `of` is the inverse of `settings`; use `Config().patched(…)` to keep the default options too.
 
         >>> Config.of({"optimizer": {"lr": 5e-4}}).optimizer
         Component(name='adamw', options={'lr': 0.0005, 'weight_decay': 0.0001})
+        >>> Config.of({"optimizer": {"name": "adamw", "lr": 5e-4}}).optimizer
+        Component(name='adamw', options={'lr': 0.0005})
         """
         return _dataclass_of(cls, settings, "")
 
@@ -231,8 +234,9 @@ class Config:
     def read(cls, path: str | Path) -> Config:
         """Return the config with the settings in a YAML or JSON file, or in the `config.json` of a run.
 
-        A file is read as `hypersphere train --config` reads it: a component that has the name of the default one, or no
-        name, changes the options of the default one.
+        A file changes the defaults, as in `hypersphere train --config`: a component that has the name of the default
+        one, or no name, changes the options of the default one (`Config().patched(…)`). The `config.json` of a run is
+        complete and read by `of`.
         """
         settings = read_settings(path)
         try:
