@@ -168,7 +168,7 @@ def _sizes(module: nn.Module) -> str:
 def _resume(trainer: Trainer, print_once: Callable[..., None], warn_once: Callable[[str], None]) -> None:
     checkpoint = trainer.resume()
     if checkpoint is not None:
-        is_finished = checkpoint.step == trainer.steps
+        is_finished = checkpoint.step == trainer.steps and trainer.progress.batches == 0
         more = "; the run is finished, and more --epochs or --steps extend it" * is_finished
         print_once(f"resuming from step {checkpoint.step} of {trainer.steps}{more}")
         threads = checkpoint.made_with.get("threads")

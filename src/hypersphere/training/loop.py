@@ -184,6 +184,14 @@ def minimize(
     # If `steps` ended training with the last batch of an epoch, the first pass after resuming has no batches left.
     may_be_empty = at.step > 0
     history: list[Epoch] = []
+
+    def end_epoch(began: float) -> None:
+        history.append(at.end_epoch(time.perf_counter() - began))
+        if on_epoch is not None:
+            on_epoch(history[-1])
+
+    if at.step == steps and at.batches > 0:
+        end_epoch(time.perf_counter())  # training was stopped between the last step and the end of its epoch
     while (epochs is None or at.epoch < epochs) and (steps is None or at.step < steps):
         began = time.perf_counter()
         for group in _groups(data, accumulate, at.position):
@@ -206,9 +214,7 @@ def minimize(
         else:
             at.position = 0  # the next pass starts from the beginning
         if at.batches > 0:
-            history.append(at.end_epoch(time.perf_counter() - began))
-            if on_epoch is not None:
-                on_epoch(history[-1])
+            end_epoch(began)
         elif not may_be_empty:
             raise ValueError(f"data must yield batches again every epoch, but epoch {at.epoch + 1} had none")
         may_be_empty = False

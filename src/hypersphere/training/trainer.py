@@ -210,7 +210,7 @@ class Trainer:
     def _after_epoch(self, epoch: Epoch) -> None:
         chosen, ended = self.config.validation, self.progress.step >= self.steps
         line: dict[str, Any] = {"kind": "epoch", "epoch": epoch.number, "step": self.progress.step, "loss": epoch.loss}
-        is_due = ended or (chosen.every_unit == "epochs" and epoch.number % chosen.every == 0)
+        is_due = ended or (chosen.every_unit == "epochs" and self._is_scheduled())
         improved = self._validate(line, measure=is_due)
         self.history.append(line)
         if self.on_step is not None:
@@ -255,9 +255,11 @@ class Trainer:
         return improved
 
     def _is_scheduled(self) -> bool:
-        """Return False for the validation at the end of training if a longer run would not have it.
+        """Return True after a number of steps or passes over the data that is a multiple of `validation.every`.
 
-        It does not count against `patience`: a run that is extended continues as the longer run would.
+        A validation at the end of training that is not scheduled does not count against `patience`: a run that is
+        extended continues as the longer run would. The number of the epoch is not used, because a run that ended within
+        a pass has counted an additional epoch.
         """
         chosen = self.config.validation
         if chosen.every_unit == "steps":
