@@ -302,3 +302,16 @@ def test_minimize_reports_non_finite_features_as_divergence(wrap, alone):
             parameter.fill_(0.5)
     with pytest.raises(ValueError, match="y must be in"):
         minimize(objective, wrong, epochs=1, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, nn.parallel.DistributedDataParallel], ids=["plain", "ddp"])
+def test_minimize_accumulates_in_wrapped_objectives(wrap, alone):
+    x, y = torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
+    weights = []
+    for batches, accumulate in (([(x, y)], 1), ([(x[:2], y[:2]), (x[2:], y[2:])], 2)):
+        torch.manual_seed(0)
+        objective = Objective(nn.Linear(2, 3), softmax(3, 2))
+        optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
+        minimize(wrap(objective), batches, optimizer=optimizer, steps=1, accumulate=accumulate)
+        weights.append(objective.network.weight.detach())
+    torch.testing.assert_close(*weights)

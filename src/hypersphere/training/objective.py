@@ -81,7 +81,7 @@ class Objective(nn.Module):
             loss = loss + term
         return loss
 
-    def weight(self, labels: Tensor) -> float | Tensor:
+    def loss_denominator(self, labels: Tensor) -> float | Tensor:
         """Return the denominator of the mean loss of a batch: its number of rows, or the sum of their class weights."""
         head: Any = self.head
         if getattr(head, "reduction", "mean") == "sum":
