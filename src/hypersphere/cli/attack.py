@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["attack"]
 
 BATCH = 250
+EPSILONS = "2/255,4/255,8/255"
 
 
 def attack(
     folder: options.RunFolder,
     name: Annotated[str, typer.Option("--attack", help="Attack: fgsm, bim or deepfool.")] = "fgsm",
-    epsilon: Annotated[str, typer.Option(help="Strengths of fgsm and bim, separated by commas.")] = "2/255,4/255,8/255",
-    norm: Annotated[str, typer.Option(help="Norm that deepfool minimises: l2 or linf.")] = "l2",
+    epsilon: Annotated[
+        str | None, typer.Option(help=f"Strengths of fgsm and bim, separated by commas; default: {EPSILONS}.")
+    ] = None,
+    norm: Annotated[str | None, typer.Option(help="Norm that deepfool minimises: l2 or linf; default: l2.")] = None,
     source: Annotated[Path | None, typer.Option(help="Craft the attacks on this run and transfer them.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Attack only this number of test images.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a plot to this .png file.")] = None,
@@ -46,8 +49,10 @@ def attack(
     from hypersphere import report, robustness
     from hypersphere.cli.opening import open_run
 
-    epsilons = options.parse_numbers("--epsilon", epsilon, float)
     require(name in robustness.ATTACKS, "--attack", f"one of {', '.join(robustness.ATTACKS)}", name)
+    unused, value = ("--epsilon", epsilon) if name == "deepfool" else ("--norm", norm)
+    require(value is None, unused, f"omitted with --attack {name}", value)
+    epsilons, norm = options.parse_numbers("--epsilon", epsilon or EPSILONS, float), norm or "l2"
     if source is not None:
         options.check_run(source, "--source")
     check_target("--plot", plot, [".png"])
