@@ -286,6 +286,15 @@ def test_run_rejects_data_that_have_changed(change, reason, tmp_path):
     Run.open(tmp_path / "run").experiment(with_data=False)  # needs no data
 
 
+def test_run_discard_deletes_the_events_of_tensorboard(tmp_path):
+    run = Run.create(tmp_path, Config.of(SMALL))
+    (tmp_path / "tensorboard").mkdir()
+    for name in ("events.out.tfevents.1.host.2.0", "mine.txt"):
+        (tmp_path / "tensorboard" / name).touch()
+    run.discard()
+    assert [path.name for path in tmp_path.rglob("*")] == ["tensorboard", "mine.txt"]
+
+
 def test_run_opens_without_the_file_of_a_protocol(tmp_path):
     settings = {"validation": {"protocols": [{"name": "verification", "pairs": str(tmp_path / "absent.bin")}]}}
     with pytest.raises(FileNotFoundError, match=r"absent.bin not found"):
