@@ -715,9 +715,9 @@ def test_checkpoints_report_any_error_to_the_other_processes(tmp_path):
 
     checkpoints = Checkpoints(tmp_path)
     checkpoints.processes = SimpleNamespace(rank=0, size=2, all_gather_objects=all_gather_objects)
-    with pytest.raises(RuntimeError, match="^no state$"):
+    with pytest.raises(RuntimeError, match=r"^no state$"):
         checkpoints.save(1, {}, {"broken": Broken()})
     assert str(gathered[-1][1]) == "process 0: no state"
     checkpoints.processes.all_gather_objects = lambda value: [value, (None, RuntimeError("process 1: no state"))]
-    with pytest.raises(RuntimeError, match="^process 1: no state$"):
+    with pytest.raises(RuntimeError, match=r"^process 1: no state$"):
         checkpoints.save(1, {})
