@@ -138,5 +138,6 @@ def probe_inputs(experiment: Experiment, *, as_bytes: bool = False) -> list[Tens
     if split.graph is not None:
         return [torch.arange(len(split.graph.features))]
     inputs = torch.stack([split.train[index] for index in range(min(PROBES, len(split.train)))])
-    inputs = inputs[(slice(None), *map(slice, experiment.input_shape))]  # an augmentation may cut windows
+    windows = (slice(None), *map(slice, experiment.input_shape))  # an augmentation may cut windows
+    inputs = inputs[windows]
     return probe_batches(inputs.float() / 255 if inputs.dtype == torch.uint8 and not as_bytes else inputs)

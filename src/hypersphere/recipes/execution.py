@@ -305,8 +305,8 @@ def outcome_of_lines(lines: Iterable[Mapping[str, Any]]) -> Outcome:
 
     Curves have one value per validation, and one before training except for the loss: `loss`, `error` (100 minus the
     accuracy), `energy` (mean over the hidden layers) and the metrics of other protocols, such as
-    `verification.accuracy`. Fractions are in per cent; metrics of foreign protocols are not changed. The metrics are the last values of the curves, and
-    `accuracy`.
+    `verification.accuracy`. Fractions are in per cent; metrics of foreign protocols are not changed. The metrics are
+    the last values of the curves, and `accuracy`.
 
     >>> line = {"kind": "epoch", "epoch": 1, "loss": 0.5, "accuracy": 0.75}
     >>> outcome_of_lines([line]).metrics
