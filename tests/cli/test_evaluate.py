@@ -60,7 +60,7 @@ def test_measure_run_fits_components_on_more_images_than_float32_can_count():
         step=1,
         embed=embed,
     )
-    measures.measure_run(opened, measures.Protocol(pca=2, bootstrap=0))
+    measures.measure_run(opened, measures.EvaluationOptions(pca=2, bootstrap=0))
     assert fitted == [8, measures.MOST_FITTED]
 
 

@@ -49,21 +49,21 @@ def test_run_stores_the_absolute_path_of_initial_weights(tmp_path, monkeypatch):
 def test_run_alone_locks_the_folder(tmp_path):
     run = Run.create(tmp_path, Config())
     with (
-        run.alone(),
+        run.locked(),
         pytest.raises(ValueError, match="is in use by another training process"),
-        Run.open(tmp_path).alone(),
+        Run.open(tmp_path).locked(),
     ):
         pass
-    with run.alone():
+    with run.locked():
         assert {path.name for path in tmp_path.iterdir()} == {"config.json", ".lock"}
 
 
 def test_run_lock_survives_a_change_of_the_config(tmp_path):
     """The config is replaced by another file; the lock must still hold."""
     run = Run.create(tmp_path, Config.of({"epochs": 1}))
-    with run.alone():
+    with run.locked():
         longer = run.with_config(Config.of({"epochs": 2}))
-        with pytest.raises(ValueError, match="is in use by another training process"), longer.alone():
+        with pytest.raises(ValueError, match="is in use by another training process"), longer.locked():
             pass
     assert Run.open(tmp_path).config.epochs == 2
 
@@ -74,7 +74,7 @@ def test_run_alone_works_on_a_disk_without_locks(tmp_path, monkeypatch):
 
     run = Run.create(tmp_path, Config())
     monkeypatch.setattr(run_module.fcntl, "flock", refuse)
-    with run.alone(), run.alone():
+    with run.locked(), run.locked():
         assert Run.open(tmp_path).config == run.config
 
 

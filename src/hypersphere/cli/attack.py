@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hypersphere import report
-    from hypersphere.cli.opening import Opened
+    from hypersphere.cli.opening import LoadedRun
     from hypersphere.robustness import RobustAccuracy, Strength
 
 __all__ = ["attack"]
@@ -93,14 +93,16 @@ def attack(
         print_line(f"\nPlot: {plot}")
 
 
-def _images(opened: Opened, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _images(opened: LoadedRun, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches of test images in [0, 1] and their labels."""
     import torch
+
+    from hypersphere.data.images import as_floats
 
     source, device = opened.held_out, opened.experiment.device
     for rows in torch.arange(len(source))[:limit].split(BATCH):
         images = torch.stack([source[index] for index in rows.tolist()]).to(device)
-        yield images.float() / 255 if images.dtype == torch.uint8 else images, source.labels[rows].to(device)
+        yield as_floats(images), source.labels[rows].to(device)
 
 
 def _accuracy_table(accuracy: RobustAccuracy) -> report.Table:

@@ -71,10 +71,10 @@ def reproduce(
             device=place,
             data_root=data_root,
             on_progress=on_progress,
-            stop=lambda: signals.came,
+            stop=lambda: signals.received,
             on_message=warn if is_first else lambda message: None,
         )
-        if signals.came:
+        if signals.received:
             raise KeyboardInterrupt
     if is_first:
         page = write_report(recipe, records, out)  # before printing, so that a closed pipe cannot prevent it

@@ -50,8 +50,8 @@ class Component:
 
 
 CONFIG = "config.json"  # the file with the settings in the folder of a run
-DEEPEST = 8  # names in a path
-LARGEST = 3.4028234663852886e38  # the largest number of float32
+MAX_PATH_DEPTH = 8  # names in a path
+FLOAT32_MAX = 3.4028234663852886e38  # the largest number of float32
 _COMPARISONS = {">=": operator.ge, ">": operator.gt, "<": operator.lt}
 LIBRARIES = ("timm", "torchvision", "hf")  # prefixes such as `timm:` choose a library, not a module to import
 DATA_PATHS = {"image_list": ("images", "validation"), "shards": ("validation",)}  # in addition to `path` and `pairs`
@@ -358,7 +358,12 @@ def set_path(settings: Mapping[str, Any], path: str, value: Any) -> dict[str, An
     {'regularizers': [{'name': 'mhe', 'power': 1}]}
     """
     keys = path.split(".")
-    require(all(keys) and len(keys) <= DEEPEST, "path", f"at most {DEEPEST} names separated by dots", path[:80])
+    require(
+        all(keys) and len(keys) <= MAX_PATH_DEPTH,
+        "path",
+        f"at most {MAX_PATH_DEPTH} names separated by dots",
+        path[:80],
+    )
     return _set(_plain(settings, "settings"), keys, value, path)
 
 
@@ -458,7 +463,7 @@ def _component_of(value: Any, name: str) -> Component:
 def _require_float32(value: Any, name: str) -> None:
     """Raise a `ValueError` if a number in the options of a component overflows in the precision of training."""
     if isinstance(value, float):
-        require(abs(value) <= LARGEST, name, f"a number of at most {LARGEST:g}, the largest of float32", value)
+        require(abs(value) <= FLOAT32_MAX, name, f"a number of at most {FLOAT32_MAX:g}, the largest of float32", value)
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         _require_float32(item, f"{name}.{key}")
 

@@ -177,7 +177,7 @@ class Run:
         return run
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the folder against other processes within the context; the system releases the lock of a killed process.
 
         Without effect on systems or disks without locks.

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from hypersphere import data
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
+from hypersphere.data.images import as_floats
 from hypersphere.data.loading import batch_sizes, rows_of_rank
 from hypersphere.data.pairs import draw_possible_pairs
 from hypersphere.energy import layer_energies
@@ -24,7 +25,7 @@ from hypersphere.heads import NonFiniteScoresError, ShardedHead
 from hypersphere.heads._collectives import Processes
 from hypersphere.training.objective import Objective
 
-__all__ = ["PROTOCOLS", "Validator", "as_floats", "gathered_class_vectors"]
+__all__ = ["PROTOCOLS", "Validator", "gathered_class_vectors"]
 
 DIVERGED = "training diverged: the features or scores of validation data are not finite"
 
@@ -309,11 +310,11 @@ class Validator:
         # All processes raise or none, because they wait for each other below.
         if processes.all_reduce_(failures) > 0:
             raise FloatingPointError(DIVERGED)
-        labels = self._in_order(torch.cat(label_parts), len(source), device)
-        features = self._in_order(torch.cat(feature_parts), len(source), device) if keep else torch.empty(0)
+        labels = self._rows_in_order(torch.cat(label_parts), len(source), device)
+        features = self._rows_in_order(torch.cat(feature_parts), len(source), device) if keep else torch.empty(0)
         return features, labels, processes.all_reduce_(hits).cpu()
 
-    def _in_order(self, part: Tensor, count: int, device: torch.device) -> Tensor:
+    def _rows_in_order(self, part: Tensor, count: int, device: torch.device) -> Tensor:
         """Return the rows of all processes in the order of the data, of which this process has a part."""
         processes = Processes()
         if processes.size == 1:
@@ -330,11 +331,6 @@ class Validator:
         for rows, values in zip(reversed(positions), reversed(gathered), strict=True):
             ordered[rows] = values
         return ordered
-
-
-def as_floats(inputs: Tensor) -> Tensor:
-    """Return uint8 images as floats in [0, 1], and other inputs as they are."""
-    return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
 
 
 @torch.no_grad()
