@@ -74,8 +74,8 @@ def evaluate(
     from hypersphere.cli.opening import open_run
     from hypersphere.data.embeddings import SUFFIXES
 
-    embeddings = f" or a file of embeddings ({', '.join(SUFFIXES)})"
-    options.check_run(source, also=embeddings, valid=source.suffix in SUFFIXES)
+    if source.suffix not in SUFFIXES:
+        options.check_run(source, also=f" or a file of embeddings ({', '.join(SUFFIXES)})")
     check_target("--json", json, [".json"])
     protocol = EvaluationOptions(
         pairs=int(pairs) if pairs and pairs.isdigit() else Path(pairs) if pairs else None,
