@@ -155,7 +155,7 @@ def test_embed_appends_the_features_of_mirrored_images():
         assert batch_size == 4
         return torch.stack([images[index].flatten() for index in range(len(images))]), images.labels
 
-    experiment = SimpleNamespace(embed=embed, data=data.DataSplit(source))
+    experiment = SimpleNamespace(embed=embed, data=data.DataSplit(source), input_shape=(1, 2, 2))
     features, _ = LoadedRun(SimpleNamespace(), experiment, 1).embed(source, mirror=True, batch=4)
     assert torch.equal(features, torch.cat([source.inputs.flatten(1), source.inputs.flip(3).flatten(1)], dim=1))
 
