@@ -258,6 +258,13 @@ def test_reproduce_passes_the_data_root_without_changing_the_environment(tmp_pat
     assert str(out / "toy" / "report.html") in capsys.readouterr().out
 
 
+def test_reproduce_shows_progress_in_the_first_process_only(tmp_path, monkeypatch):
+    monkeypatch.setitem(recipes.RECIPES, "toy", toy("row"))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(progress, "recipe_progress", lambda *_: pytest.fail("a bar was made"))
+    reproduce.reproduce("toy", out=tmp_path)
+
+
 def test_bar_does_not_interpret_markup_in_names():
     recipe = toy("[bold]row[/bold]")
     out = io.StringIO()

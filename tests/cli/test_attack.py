@@ -72,6 +72,8 @@ def test_attack_rejects_invalid_input_without_writing(plain, draw_images, fails,
             ["--source", "nowhere"],
             "--source must be the folder of a run of `hypersphere train` (with a config.json), not",
         ),
+        (["--norm", "linf"], "--norm must be omitted with --attack fgsm, not 'linf'"),
+        (["--attack", "deepfool", "--epsilon", "0.1"], "--epsilon must be omitted with --attack deepfool, not '0.1'"),
         (["--plot", "a.pdf"], "--plot must be a file with suffix .png"),
     ]:
         assert message in fails(2, "attack", plain.folder, *words, "--json", "a.json")

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from hypersphere.cli.opening import Opened
+from hypersphere.cli.opening import LoadedRun
 from hypersphere.data import embeddings
 from hypersphere.training import Config
 
@@ -92,7 +92,8 @@ def test_embed_leaves_no_files_if_the_disk_is_full(plain, fails, monkeypatch, tm
 def test_features_of_points_reject_mirror():
     run = SimpleNamespace(config=Config.of({"data": "modelnet10"}))
     split = SimpleNamespace(train=torch.zeros(2, 1024, 3), graph=None)
-    opened = Opened(run, SimpleNamespace(data=split, embed=lambda *_, **__: (None, None)), 1)
+    experiment = SimpleNamespace(data=split, input_shape=(1024, 3), embed=lambda *_, **__: (None, None))
+    opened = LoadedRun(run, experiment, 1)
     with pytest.raises(ValueError, match="--mirror needs a run on images, not on modelnet10"):
         opened.embed(split.train, mirror=True)
 

@@ -3,6 +3,7 @@ import json
 import pickle
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ from rich.console import Console
 from safetensors.torch import save_file
 from sklearn.metrics import roc_auc_score
 
+from hypersphere import data
+from hypersphere.cli import measures
 from hypersphere.data import draw_all_class_pairs
 from hypersphere.evaluation import summary
 from hypersphere.report import evaluation_table, print_table
+from hypersphere.training import Config
 
 from .conftest import train
 
@@ -33,6 +37,31 @@ def faces(tmp_path):
 
 def unit(x):
     return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def test_measure_run_fits_components_on_more_images_than_float32_can_count():
+    """In float32 the last of the evenly spaced positions would be rounded up beyond the last image."""
+    count = 2**24 + 4
+    pixels, label = torch.zeros(1, 1, 1, 1, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    train = data.TensorSource(pixels.expand(count, 1, 1, 1), label.expand(count), ("a",))
+    held_out = data.TensorSource(pixels.expand(8, 1, 1, 1), torch.arange(8) % 2, ("b", "c"))
+    split = data.DataSplit(train, held_out, open_set=True)
+    fitted = []
+
+    def embed(source, mirror=False):
+        fitted.append(len(source))
+        return torch.randn(len(source), 4), source.labels
+
+    opened = SimpleNamespace(
+        experiment=SimpleNamespace(data=split, readable=lambda source: source),
+        run=SimpleNamespace(config=Config(), calibration=lambda: None),
+        held_out=held_out,
+        pairs=None,
+        step=1,
+        embed=embed,
+    )
+    measures.measure_run(opened, measures.EvaluationOptions(pca=2, bootstrap=0))
+    assert fitted == [8, measures.MOST_FITTED]
 
 
 def rank_one(features, labels):

@@ -90,6 +90,20 @@ def test_enroll_adds_and_replaces(calibrated, enrolled_photos, succeeds, fails, 
     assert not (tmp_path / "new").exists()
 
 
+def test_enroll_keeps_the_storage_of_an_empty_gallery(calibrated, enrolled_photos, succeeds, tmp_path):
+    Gallery(6, "int8").save(tmp_path / "gallery")
+    succeeds("enroll", calibrated.folder, enrolled_photos, "--gallery", tmp_path / "gallery")
+    assert Gallery.load(tmp_path / "gallery").dtype == "int8"
+
+
+def test_enroll_refuses_a_file_as_gallery_before_opening_the_run(calibrated, enrolled_photos, fails, tmp_path):
+    (tmp_path / "gallery").touch()
+    (tmp_path / "run").mkdir()
+    shutil.copy(calibrated.path, tmp_path / "run")  # without checkpoints it cannot be opened
+    line = fails(2, "enroll", tmp_path / "run", enrolled_photos, "--gallery", tmp_path / "gallery")
+    assert f"--gallery must be a folder, not 'the file {tmp_path / 'gallery'}'" in line
+
+
 def test_enroll_names_single_images_by_their_file(calibrated, enrolled_photos, succeeds, tmp_path):
     (tmp_path / "faces").mkdir()
     for name in ("ada", "emmy"):

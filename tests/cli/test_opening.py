@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hypersphere import data, report
 from hypersphere.cli import opening
-from hypersphere.cli.opening import Opened, open_run
+from hypersphere.cli.opening import LoadedRun, open_run
 from hypersphere.data import MissingData
 from hypersphere.training import Config, Run, build_experiment
 
@@ -155,8 +155,8 @@ def test_embed_appends_the_features_of_mirrored_images():
         assert batch_size == 4
         return torch.stack([images[index].flatten() for index in range(len(images))]), images.labels
 
-    experiment = SimpleNamespace(embed=embed, data=data.DataSplit(source))
-    features, _ = Opened(SimpleNamespace(), experiment, 1).embed(source, mirror=True, batch=4)
+    experiment = SimpleNamespace(embed=embed, data=data.DataSplit(source), input_shape=(1, 2, 2))
+    features, _ = LoadedRun(SimpleNamespace(), experiment, 1).embed(source, mirror=True, batch=4)
     assert torch.equal(features, torch.cat([source.inputs.flatten(1), source.inputs.flip(3).flatten(1)], dim=1))
 
 

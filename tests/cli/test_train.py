@@ -97,6 +97,21 @@ def test_training_progress_shows_a_live_bar_on_a_terminal(tmp_path):
         assert word in shown
 
 
+def test_training_progress_shows_a_validation_after_the_first_step(tmp_path, capsys):
+    patch = {"epochs": None, "steps": 3, "validation": {"every": 1, "every_unit": "steps"}}
+    for stop_at in (2, None):
+        experiment = build_experiment(SMALL_CONFIG.patched(patch))
+        run = Run.open(tmp_path) if stop_at is None else Run.of(tmp_path, experiment)
+        with progress.TrainingProgress(Console(file=io.StringIO())) as view:
+            trainer = Trainer(experiment, run, on_step=view)
+            trainer.stop = lambda running=trainer, last=stop_at: running.progress.step == last
+            if stop_at is None:
+                trainer.resume()
+            trainer.train()
+    shown = re.findall(r"^(validation|epoch \d done)  step (\d)/3", capsys.readouterr().out, re.MULTILINE)
+    assert shown == [("validation", "1"), ("validation", "2"), ("epoch 1 done", "3")]
+
+
 def test_training_progress_on_a_narrow_terminal_is_not_truncated(tmp_path):
     out = io.StringIO()
     experiment = build_experiment(SMALL_CONFIG.patched({"log_every": 1}))

@@ -34,7 +34,7 @@ def test_train_starts_a_run_without_a_checkpoint_again(tmp_path, train):
     assert {"config.json", "metrics.jsonl"} <= {path.name for path in tmp_path.iterdir()}
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "wandb.id").write_text("of the first run")
-    with Run.open(tmp_path).alone():  # it could still be training
+    with Run.open(tmp_path).locked():  # it could still be training
         code, _, errors = train(*words, "--optimizer.lr=0.1")
     assert (code, "is in use by another training process" in errors) == (2, True)
     assert Run.open(tmp_path).config.optimizer.options["lr"] == 1e30
@@ -175,7 +175,7 @@ def test_train_read_error_of_the_disk_is_not_treated_as_damage(tmp_path, train, 
 def test_train_locks_the_folder(tmp_path, train):
     assert train("--out", tmp_path, *SMALL)[0] == 0
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    with Run.open(tmp_path).alone():
+    with Run.open(tmp_path).locked():
         code, out, errors = train("--out", tmp_path, "--resume=auto")
     assert (code, out) == (2, "")
     words = "is in use by another training process; wait until it ends, or choose another folder"

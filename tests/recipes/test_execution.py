@@ -202,6 +202,8 @@ def test_outcome_of_lines_converts_to_per_cent_and_skips_epochs_without_validati
         "verification.eer": 25.0
     }
     assert outcome_of_lines([]).metrics == {}
+    foreign = {"kind": "epoch", "epoch": 1, "loss": 1, "spread.mean_angle": 0.25}
+    assert outcome_of_lines([foreign]).metrics == {"spread.mean_angle": 0.25}  # need not be a fraction
 
 
 def test_compare_unseen_is_perfect_for_one_hot_features():

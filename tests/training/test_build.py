@@ -415,7 +415,7 @@ def test_experiment_suggests_the_closest_name(part):
         ),
         (
             {"model": {"name": "normalized_vit", "dim": 8, "depth": 1, "heads": 2}, "ema": 0.9},
-            "ema must be unset with normalized_vit, because averages of unit vectors are no unit vectors, not 0.9",
+            "ema must be unset with normalized_vit, because an average of unit vectors is not a unit vector, not 0.9",
         ),
         ({"validation": {"protocols": ["accuracy", "accuracy"]}}, "validation.protocols must be different"),
         ({"regularizers": "t_net"}, "without t_net unless the model is pointnet_transforms"),

@@ -14,6 +14,32 @@ def test_check_experiment_names_the_shape_that_does_not_fit():
         check_experiment(build_experiment(Config.of({**SMALL, "model": model})))
 
 
+def test_check_experiment_uses_the_size_of_the_windows():
+    """A network with a fixed input size is built for the windows that training cuts from the images."""
+    settings = {**SMALL, "model": {"name": "mlp", "widths": [8]}, "augment": [{"name": "window", "margin": 2}]}
+    labels = torch.arange(10) % 2
+    train, held_out = (data.TensorSource(torch.rand(10, 1, side, side), labels, ("a", "b")) for side in (8, 6))
+    experiment = build_experiment(Config.of({**settings, "epochs": 1}), split=data.DataSplit(train, held_out))
+    assert experiment.input_shape == (1, 6, 6)
+    check_experiment(experiment)
+    Trainer(experiment).train()
+
+
+class Regression(torch.nn.Linear):
+    """A head outside the library without scores."""
+
+    def forward(self, features, labels):
+        return (super().forward(features) - labels[:, None]).square().mean()
+
+
+def test_check_experiment_names_a_head_without_scores():
+    settings = {**SMALL, "head": f"{__name__}:Regression"}
+    with pytest.raises(ValueError, match=r"head must be a head with a method scores\(features\), which accuracy needs"):
+        check_experiment(build_experiment(Config.of(settings)))
+    settings |= {"validation": {"protocols": ["retrieval"]}}
+    check_experiment(build_experiment(Config.of(settings)))
+
+
 def test_check_experiment_rejects_a_batch_of_one_with_batch_norm():
     settings = {**SMALL, "model": {"name": "mlp", "widths": [8], "norm": "batch"}, "batch_size": 1}
     with pytest.raises(ValueError, match="this model needs batches of at least two examples, not one"):
@@ -45,6 +71,15 @@ def test_check_experiment_requires_two_held_out_classes_for_verification():
         check_open_set(selection=0.2)
     check_open_set(count=4, held_out=2)
     check_open_set(validation={"protocols": ["retrieval"]})
+
+
+def test_check_experiment_requires_two_pairs_of_each_kind_for_verification():
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])  # the last two classes are held out and have one same pair
+    source = data.TensorSource(torch.rand(7, 1, 8, 8), labels, list("abcd"))
+    split = data.DataSplit(data.subset(source, labels < 2), data.subset(source, labels >= 2), open_set=True)
+    experiment = build_experiment(Config.of({"model": {"name": "mlp", "widths": [8]}}), split=split)
+    with pytest.raises(ValueError, match="verification pairs must be at least two of the same class"):
+        check_experiment(experiment)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -697,3 +698,26 @@ def test_read_checkpoint_reports_invalid_content_with_valid_checksums(tmp_path, 
     reseal(path)
     with pytest.raises(DamagedCheckpoint):
         read_checkpoint(path, 1)
+
+
+def test_checkpoints_report_any_error_to_the_other_processes(tmp_path):
+    """They would wait forever for a process that raised an error without reporting it."""
+
+    class Broken:
+        def state_dict(self):
+            raise RuntimeError("no state")
+
+    gathered = []
+
+    def all_gather_objects(value):
+        gathered.append(value)
+        return [value, (None, None)]
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.processes = SimpleNamespace(rank=0, size=2, all_gather_objects=all_gather_objects)
+    with pytest.raises(RuntimeError, match=r"^no state$"):
+        checkpoints.save(1, {}, {"broken": Broken()})
+    assert str(gathered[-1][1]) == "process 0: no state"
+    checkpoints.processes.all_gather_objects = lambda value: [value, (None, RuntimeError("process 1: no state"))]
+    with pytest.raises(RuntimeError, match=r"^process 1: no state$"):
+        checkpoints.save(1, {})

@@ -48,6 +48,13 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("my_module", None)
 
 
+def test_create_passes_mappings_to_foreign_options_that_are_named_like_ours(module):
+    options = {"method": {"depth": 2}, "annealing": {"start": 1.0}, "projection": {"name": "mine"}}
+    assert create(Component("my_module:anything", options), "head") == options
+    (angular,) = create(Component("my_module:anything", {"angular": {"name": "sigmoid"}}), "head").values()
+    assert repr(angular) == "Sigmoid(k=0.5)"  # it names an entry of the library
+
+
 def test_menu_imports_its_source_when_it_is_read():
     menu = Menu("no_such_module:ENTRIES")
     with pytest.raises(ImportError):
@@ -151,7 +158,7 @@ def test_every_printed_default_is_accepted_again(menu):
             if option == "levels":  # objects, which have no plain form
                 continue
             printed = default if isinstance(default, str) else json.dumps(default)
-            value = _value(f"{menu}.{option}", option, parse_value(printed), parameter.annotation)
+            value = _value(f"{menu}.{option}", parse_value(printed), parameter.annotation)
             assert value == (tuple(default) if isinstance(default, list) else default), (name, option)
 
 

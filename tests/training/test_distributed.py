@@ -34,7 +34,7 @@ CASES = {
 
 def train(settings, folder, resume):
     settings = dict(settings)
-    build.LARGE_HEAD = settings.pop("large_head", build.LARGE_HEAD)
+    build.META_HEAD_SIZE = settings.pop("large_head", build.META_HEAD_SIZE)
     config = Config.of(settings)
     experiment = build_experiment(config)
     if dist.is_initialized() and dist.get_rank() > 0:

@@ -4,6 +4,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hypersphere as hs
+from hypersphere import robustness
 from hypersphere.data import Batches
 from hypersphere.heads import ShardedHead, softmax
 from hypersphere.training import Objective, embed, fit, minimize, predict
@@ -302,3 +303,43 @@ def test_minimize_reports_non_finite_features_as_divergence(wrap, alone):
             parameter.fill_(0.5)
     with pytest.raises(ValueError, match="y must be in"):
         minimize(objective, wrong, epochs=1, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, nn.parallel.DistributedDataParallel], ids=["plain", "ddp"])
+def test_minimize_accumulates_in_wrapped_objectives(wrap, alone):
+    x, y = torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
+    weights = []
+    for batches, accumulate in (([(x, y)], 1), ([(x[:2], y[:2]), (x[2:], y[2:])], 2)):
+        torch.manual_seed(0)
+        objective = Objective(nn.Linear(2, 3), softmax(3, 2))
+        optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
+        minimize(wrap(objective), batches, optimizer=optimizer, steps=1, accumulate=accumulate)
+        weights.append(objective.network.weight.detach())
+    torch.testing.assert_close(*weights)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16])
+def test_objective_computes_adversarial_losses_in_float32(precision, monkeypatch):
+    """With float16 the gradients of the images, about 1e-9, would become zero."""
+    network, head = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), softmax(4, 3)
+    with torch.no_grad():
+        for parameter in (network[0].weight, head.weight):
+            parameter.mul_(1e-4)
+    calls, forward, attacked = [], head.forward, []
+
+    def record(features, labels):
+        calls.append((features.dtype, torch.is_autocast_enabled("cpu")))
+        return forward(features, labels)
+
+    def attack(*arguments):
+        attacked.append(robustness.FGSM(0.1)(*arguments))
+        return attacked[-1]
+
+    monkeypatch.setattr(head, "forward", record)
+    images, labels = torch.full((3, 4), 0.5), torch.arange(3)
+    objective = Objective(network, head, precision=precision, attack=attack)
+    objective(images, labels).backward()
+    assert set(calls) == {(torch.float32, False)}
+    assert ((attacked[0] - images).abs() > 0.05).all()
+    assert network.training
+    assert network[1].num_batches_tracked == 1

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -48,21 +49,21 @@ def test_run_stores_the_absolute_path_of_initial_weights(tmp_path, monkeypatch):
 def test_run_alone_locks_the_folder(tmp_path):
     run = Run.create(tmp_path, Config())
     with (
-        run.alone(),
+        run.locked(),
         pytest.raises(ValueError, match="is in use by another training process"),
-        Run.open(tmp_path).alone(),
+        Run.open(tmp_path).locked(),
     ):
         pass
-    with run.alone():
+    with run.locked():
         assert {path.name for path in tmp_path.iterdir()} == {"config.json", ".lock"}
 
 
 def test_run_lock_survives_a_change_of_the_config(tmp_path):
     """The config is replaced by another file; the lock must still hold."""
     run = Run.create(tmp_path, Config.of({"epochs": 1}))
-    with run.alone():
+    with run.locked():
         longer = run.with_config(Config.of({"epochs": 2}))
-        with pytest.raises(ValueError, match="is in use by another training process"), longer.alone():
+        with pytest.raises(ValueError, match="is in use by another training process"), longer.locked():
             pass
     assert Run.open(tmp_path).config.epochs == 2
 
@@ -73,7 +74,7 @@ def test_run_alone_works_on_a_disk_without_locks(tmp_path, monkeypatch):
 
     run = Run.create(tmp_path, Config())
     monkeypatch.setattr(run_module.fcntl, "flock", refuse)
-    with run.alone(), run.alone():
+    with run.locked(), run.locked():
         assert Run.open(tmp_path).config == run.config
 
 
@@ -283,6 +284,28 @@ def test_run_rejects_data_that_have_changed(change, reason, tmp_path):
     with pytest.raises(ValueError, match=match):
         Trainer(experiment, Run.open(tmp_path / "run")).resume()
     Run.open(tmp_path / "run").experiment(with_data=False)  # needs no data
+
+
+def test_run_discard_deletes_the_events_of_tensorboard(tmp_path):
+    run = Run.create(tmp_path, Config.of(SMALL))
+    (tmp_path / "tensorboard").mkdir()
+    for name in ("events.out.tfevents.1.host.2.0", "mine.txt"):
+        (tmp_path / "tensorboard" / name).touch()
+    run.discard()
+    assert [path.name for path in tmp_path.rglob("*")] == ["tensorboard", "mine.txt"]
+
+
+def test_run_opens_without_the_file_of_a_protocol(tmp_path):
+    settings = {"validation": {"protocols": [{"name": "verification", "pairs": str(tmp_path / "absent.bin")}]}}
+    with pytest.raises(FileNotFoundError, match=r"absent.bin not found"):
+        Trainer(build(Config.of({**SMALL, **settings})))
+    photos(tmp_path / "photos")
+    images = [path.read_bytes() for path in sorted((tmp_path / "photos").glob("*/*.png"))]
+    pairs = [images[place] for pair in zip(range(16), range(1, 17), strict=True) for place in pair] * 3
+    (tmp_path / "absent.bin").write_bytes(pickle.dumps((pairs, [True, False] * 24)))
+    trained(tmp_path / "run", settings)
+    (tmp_path / "absent.bin").unlink()
+    assert repr(Run.open(tmp_path / "run").experiment(with_data=False).validation)
 
 
 def test_run_rejects_other_tensors(tmp_path):

@@ -12,10 +12,10 @@ def test_interrupts_ignore_the_forwarded_signal_of_the_launcher(monkeypatch):
     for one in (alone, launched):
         with pytest.raises(KeyboardInterrupt):
             one(signal.SIGTERM, None)  # nothing can be saved yet
-        assert not one.came
+        assert not one.received
         one.deferred = True
         one(signal.SIGTERM, None)
-        assert one.came
+        assert one.received
     now[0] += 4.9
     launched(signal.SIGTERM, None)
     with pytest.raises(KeyboardInterrupt):

@@ -66,3 +66,17 @@ def test_minimize_trains_a_transformer_on_a_text():
         on_step=lambda progress: model.normalize_weights_(),
     )
     assert objective.mean_loss(tokens, 16, 8) < 0.7 * before
+
+
+def test_next_token_accumulates_the_gradient_of_a_large_batch():
+    tokens = torch.randint(5, (6, 5))
+    labels = tokens.roll(-1, 1)
+    labels[0, :3] = -100
+    weights = []
+    for batches, accumulate in (([(tokens, labels)], 1), (list(zip(tokens.split(2), labels.split(2), strict=True)), 3)):
+        torch.manual_seed(0)
+        objective = NextToken(nn.Embedding(5, 5))
+        optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
+        minimize(objective, batches, optimizer=optimizer, steps=1, accumulate=accumulate)
+        weights.append(objective.model.weight.detach())
+    torch.testing.assert_close(*weights)

@@ -520,7 +520,7 @@ def test_trainer_and_its_parts_have_short_reprs(tmp_path):
     one = trainer(tmp_path / "run", {"epochs": 1})
     steps = one.steps
     assert repr(one).startswith(f"Trainer({str(tmp_path / 'run')!r}, step 0 of {steps}: mlp with ")
-    assert repr(one.experiment.validation) == "Validator(accuracy, top5, energy)"
+    assert repr(one.experiment.validation) == "Validator(accuracy, energy)"
     one.train()
     assert repr(one.checkpoints) == f"Checkpoints({str(tmp_path / 'run' / 'checkpoints')!r}, steps [{steps}])"
     assert repr(one.checkpoints.latest()) == f"Checkpoint(path={one.checkpoints.latest().path!r}, step={steps})"
@@ -614,6 +614,38 @@ def test_trainer_extends_a_run_whose_last_validation_was_extra(tmp_path, every, 
     again.experiment.validation = scripted([0.4])
     assert again.train()
     assert again.progress.step == last  # the next validation of the schedule
+
+
+def test_trainer_extends_a_run_that_ended_within_an_epoch(tmp_path):
+    """One epoch has five steps, and every second epoch is validated: after 10 steps, also if training paused at 7."""
+    settings = {"epochs": None, "validation": {"best": "accuracy", "patience": 1, "every": 2}}
+    one = trainer(tmp_path, {**settings, "steps": 7})
+    one.experiment.validation = scripted([0.5])
+    assert one.train()
+    again = trainer(tmp_path, {**settings, "steps": 30})
+    again.resume()
+    again.experiment.validation = scripted([0.4])
+    assert again.train()
+    assert again.progress.step == 10
+
+
+@pytest.mark.parametrize("steps", [7, 10])
+def test_trainer_validates_after_a_stop_at_the_last_step(tmp_path, steps):
+    settings = {"epochs": None, "steps": steps}
+    assert trainer(tmp_path / "whole", settings).train()
+    stopped = trainer(tmp_path / "parts", settings, stop=After(steps))
+    assert not stopped.train()
+    assert stopped.saved == steps
+    resumed = trainer(tmp_path / "parts", settings)
+    resumed.resume()
+    assert resumed.train()
+    whole, parts = (
+        [{**line, "seconds": 0} for line in Run.open(tmp_path / name).metrics() if line["kind"] == "epoch"]
+        for name in ("whole", "parts")
+    )
+    assert parts == whole
+    assert "accuracy" in parts[-1]
+    assert trainer(tmp_path / "parts", settings).resume().state("progress")["progress"]["batches"] == 0
 
 
 def test_trainer_rejects_an_unknown_metric(tmp_path):

@@ -1,10 +1,11 @@
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from hypersphere.data import DataSplit, TensorSource
+from hypersphere.data import DataSplit, Pairs, TensorSource
 from hypersphere.data.pairs import draw_possible_pairs
 from hypersphere.energy.energy import MAX_NEURONS
 from hypersphere.evaluation import identify, retrieve, verify
@@ -78,6 +79,38 @@ def test_verification_reads_pairs_from_a_file(tmp_path):
     expected = verify(x[first], x[second], labels[first] == labels[second], folds=first % 2)
     assert found["auc"] == pytest.approx(expected.auc)
     assert found["accuracy"] == pytest.approx(expected.accuracy)
+
+
+def test_verification_draws_no_pairs_of_unreadable_examples():
+    """Their label is -100. As a class of its own it would take the place of others, and a fold could lose a kind."""
+    x, labels = features(22, 3)
+    labels[torch.arange(0, 66, 2)] = -100
+    readable = (labels >= 0).nonzero().flatten()
+    pairs = VerificationProtocol().chosen_pairs(labels, split_of(x, features(22, 3)[1]))
+    assert torch.isin(torch.cat([pairs.first, pairs.second]), readable).all()
+    drawn = draw_possible_pairs(labels[readable], 10, 300, 0)
+    assert torch.equal(pairs.first, readable[drawn.first])
+    assert pairs.folds == drawn.folds
+    assert 0 <= VerificationProtocol()(x, labels, split_of(x, features(22, 3)[1]))["accuracy"] <= 1
+
+
+def test_verification_ignores_folds_that_lost_a_kind():
+    x, labels = features(4, 3)
+    first, second = torch.tensor([0, 3, 0, 6, 9, 6]), torch.tensor([1, 4, 3, 7, 10, 9])
+    pairs = Pairs(first, second, labels[first] == labels[second], torch.tensor([0, 0, 0, 1, 1, 1]))
+    split = replace(split_of(x, labels), pairs=pairs)
+    labels = labels.clone()
+    labels[3] = -100  # leaves two same pairs in fold 1, one in fold 0, and no different pair in fold 0
+    with pytest.raises(ValueError, match=r"verification pairs must be at least two of the same class and two of .* 1'"):
+        VerificationProtocol()(x, labels, split)
+    more = Pairs(
+        torch.cat([first, torch.tensor([7])]),
+        torch.cat([second, torch.tensor([11])]),
+        torch.cat([pairs.same, torch.tensor([False])]),
+        torch.cat([pairs.fold, torch.tensor([1])]),
+    )
+    metrics = VerificationProtocol()(x, labels, replace(split, pairs=more))
+    assert 0 <= metrics["accuracy"] <= 1
 
 
 def png(pixels):

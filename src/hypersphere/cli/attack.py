@@ -19,19 +19,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hypersphere import report
-    from hypersphere.cli.opening import Opened
+    from hypersphere.cli.opening import LoadedRun
     from hypersphere.robustness import RobustAccuracy, Strength
 
 __all__ = ["attack"]
 
 BATCH = 250
+EPSILONS = "2/255,4/255,8/255"
 
 
 def attack(
     folder: options.RunFolder,
     name: Annotated[str, typer.Option("--attack", help="Attack: fgsm, bim or deepfool.")] = "fgsm",
-    epsilon: Annotated[str, typer.Option(help="Strengths of fgsm and bim, separated by commas.")] = "2/255,4/255,8/255",
-    norm: Annotated[str, typer.Option(help="Norm that deepfool minimises: l2 or linf.")] = "l2",
+    epsilon: Annotated[
+        str | None, typer.Option(help=f"Strengths of fgsm and bim, separated by commas; default: {EPSILONS}.")
+    ] = None,
+    norm: Annotated[str | None, typer.Option(help="Norm that deepfool minimises: l2 or linf; default: l2.")] = None,
     source: Annotated[Path | None, typer.Option(help="Craft the attacks on this run and transfer them.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Attack only this number of test images.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a plot to this .png file.")] = None,
@@ -46,8 +49,10 @@ def attack(
     from hypersphere import report, robustness
     from hypersphere.cli.opening import open_run
 
-    epsilons = options.parse_numbers("--epsilon", epsilon, float)
     require(name in robustness.ATTACKS, "--attack", f"one of {', '.join(robustness.ATTACKS)}", name)
+    unused, value = ("--epsilon", epsilon) if name == "deepfool" else ("--norm", norm)
+    require(value is None, unused, f"omitted with --attack {name}", value)
+    epsilons, norm = options.parse_numbers("--epsilon", epsilon or EPSILONS, float), norm or "l2"
     if source is not None:
         options.check_run(source, "--source")
     check_target("--plot", plot, [".png"])
@@ -88,14 +93,16 @@ def attack(
         print_line(f"\nPlot: {plot}")
 
 
-def _images(opened: Opened, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _images(opened: LoadedRun, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches of test images in [0, 1] and their labels."""
     import torch
+
+    from hypersphere.data.images import as_floats
 
     source, device = opened.held_out, opened.experiment.device
     for rows in torch.arange(len(source))[:limit].split(BATCH):
         images = torch.stack([source[index] for index in rows.tolist()]).to(device)
-        yield images.float() / 255 if images.dtype == torch.uint8 else images, source.labels[rows].to(device)
+        yield as_floats(images), source.labels[rows].to(device)
 
 
 def _accuracy_table(accuracy: RobustAccuracy) -> report.Table:

@@ -46,7 +46,8 @@ def enroll(
     from hypersphere.gallery import Gallery
 
     require(images.is_dir(), "FOLDER", "an existing folder of images", str(images))
-    existing = _existing(gallery, dtype, index)
+    require(not gallery.is_file(), "--gallery", "a folder", f"the file {gallery}")
+    enrolled = _existing(gallery, dtype, index)
     opened = open_run(folder, step=step, device=device, with_data=False, trust_code=trust_code)
     source, labelled = opened.images([images], "enroll")
     features, labels = opened.embed(source, batch=batch)
@@ -54,7 +55,8 @@ def enroll(
         names = [source.classes[label] for label in labels.tolist()]
     else:
         names = [Path(source.name(position)).stem for position in range(len(source))]
-    enrolled = existing or Gallery(features.shape[1], dtype or "float32", index or "exact", opened.fingerprint)
+    if enrolled is None:
+        enrolled = Gallery(features.shape[1], dtype or "float32", index or "exact", opened.fingerprint)
     known = sorted(set(names).intersection(enrolled.names))
     if replace and known:
         enrolled.remove(known)

@@ -70,14 +70,14 @@ def evaluate(
 ) -> None:
     """Evaluate a run or embeddings: classification, verification, identification, Fisher score, hardness."""
     from hypersphere import report
-    from hypersphere.cli.measures import Protocol, measure_files, measure_run
+    from hypersphere.cli.measures import EvaluationOptions, measure_files, measure_run
     from hypersphere.cli.opening import open_run
     from hypersphere.data.embeddings import SUFFIXES
 
-    embeddings = f" or a file of embeddings ({', '.join(SUFFIXES)})"
-    options.check_run(source, also=embeddings, valid=source.suffix in SUFFIXES)
+    if source.suffix not in SUFFIXES:
+        options.check_run(source, also=f" or a file of embeddings ({', '.join(SUFFIXES)})")
     check_target("--json", json, [".json"])
-    protocol = Protocol(
+    protocol = EvaluationOptions(
         pairs=int(pairs) if pairs and pairs.isdigit() else Path(pairs) if pairs else None,
         folds=folds,
         ranks=options.parse_numbers("--ranks", ranks, int),

@@ -22,7 +22,7 @@ from hypersphere.cli.output import check_target, print_line, write_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hypersphere.cli.opening import Opened
+    from hypersphere.cli.opening import LoadedRun
     from hypersphere.training import RunCalibration
 
 __all__ = ["export"]
@@ -92,7 +92,7 @@ def export(
         print_line(f"{pair_target}: two matrices of features to {', '.join(PAIR_OUTPUTS)} of each pair of rows")
 
 
-def _calibration(opened: Opened) -> RunCalibration | None:
+def _calibration(opened: LoadedRun) -> RunCalibration | None:
     """Return the calibration of the run, which must be one of these weights."""
     stored = opened.run.calibration()
     if stored is not None and (reason := opened.refusal(stored)):
@@ -104,7 +104,7 @@ def _calibration(opened: Opened) -> RunCalibration | None:
 
 
 def _card(
-    opened: Opened, target: Path, inputs: Tensor, outputs: tuple[Tensor, ...], difference: float
+    opened: LoadedRun, target: Path, inputs: Tensor, outputs: tuple[Tensor, ...], difference: float
 ) -> dict[str, Any]:
     """Return what a program needs to know to use the file."""
     config, shape = opened.run.config, list(inputs.shape[1:])

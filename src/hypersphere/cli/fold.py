@@ -20,7 +20,7 @@ from hypersphere.cli import options
 from hypersphere.cli.output import print_line
 
 if TYPE_CHECKING:
-    from hypersphere.cli.opening import Opened
+    from hypersphere.cli.opening import LoadedRun
     from hypersphere.training import Experiment
 
 __all__ = ["fold"]
@@ -67,7 +67,7 @@ def fold(
     print_line(f"largest relative difference of the outputs: {difference:.1e}")
 
 
-def _plain_experiment(opened: Opened, *, has_operator: bool, trust_code: bool) -> Experiment:
+def _plain_experiment(opened: LoadedRun, *, has_operator: bool, trust_code: bool) -> Experiment:
     """Return the experiment without rotation (and operator, if folded), with the folded weights."""
     from hypersphere.training import build_experiment
 
@@ -81,7 +81,7 @@ def _plain_experiment(opened: Opened, *, has_operator: bool, trust_code: bool) -
     return plain
 
 
-def _write(target: Path, plain: Experiment, state: Mapping[str, Any], opened: Opened) -> None:
+def _write(target: Path, plain: Experiment, state: Mapping[str, Any], opened: LoadedRun) -> None:
     """Write the run and its weights under a temporary name, and rename the folder when it is complete."""
     from safetensors.torch import save
     from torch import Tensor

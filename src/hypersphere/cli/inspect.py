@@ -65,7 +65,8 @@ def _model(source: Path, device: str | None, data_root: Path | None, trust_code:
         opened = open_run(source, data_root, device=device, with_data=False, trust_code=trust_code)
         return nn.ModuleDict({"network": opened.experiment.network.body, "head": opened.experiment.head})
     has_weights = any(source.glob("*.safetensors")) if source.is_dir() else source.is_file()
-    options.check_run(source, also=", .safetensors files or a file of torch.save", valid=has_weights)
+    if not has_weights:
+        options.check_run(source, also=", .safetensors files or a file of torch.save")
     require(device is None, "--device", "omitted unless RUN is the folder of a run", device)
     return source
 

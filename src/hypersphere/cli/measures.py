@@ -12,17 +12,18 @@ from torch import Tensor
 
 from hypersphere import data, evaluation, heads
 from hypersphere._validation import require
-from hypersphere.cli.opening import Opened
+from hypersphere.cli.opening import LoadedRun
 from hypersphere.data.embeddings import Embeddings, read_array, read_embeddings
+from hypersphere.energy._sampling import evenly_spaced
 from hypersphere.training import RunCalibration
 
-__all__ = ["Protocol", "measure_files", "measure_run"]
+__all__ = ["EvaluationOptions", "measure_files", "measure_run"]
 
 MOST_FITTED = 20_000  # training samples on which principal components are fitted
 
 
 @dataclass(frozen=True)
-class Protocol:
+class EvaluationOptions:
     """The options of the evaluation, see the command. `pairs` may be those that the data define."""
 
     pairs: Path | int | data.Pairs | None = None
@@ -65,7 +66,7 @@ class Protocol:
         )
 
 
-def measure_run(opened: Opened, protocol: Protocol) -> dict[str, Any]:
+def measure_run(opened: LoadedRun, protocol: EvaluationOptions) -> dict[str, Any]:
     """Evaluate a run on its held-out data; the classes are known in training unless the data are an open set."""
     split, source = opened.experiment.data, opened.held_out
     results: dict[str, Any] = {"step": opened.step, "data": _data_name(opened), "classes": len(source.classes)}
@@ -83,8 +84,7 @@ def measure_run(opened: Opened, protocol: Protocol) -> dict[str, Any]:
     if protocol.mirror:
         features, _ = opened.embed(source, mirror=True)
     if protocol.pca is not None:
-        count = len(split.train)
-        train = data.subset(split.train, torch.linspace(0, count - 1, min(count, MOST_FITTED)).long())
+        train = data.subset(split.train, evenly_spaced(len(split.train), MOST_FITTED))
         fitted_on, _ = opened.embed(opened.experiment.readable(train), mirror=protocol.mirror)
         features = evaluation.fit_pca(fitted_on, protocol.pca)(features)
     names = tuple(source.name(index) for index in range(len(source)))
@@ -97,7 +97,9 @@ def measure_run(opened: Opened, protocol: Protocol) -> dict[str, Any]:
     return results | calibration
 
 
-def _measure_calibration(opened: Opened, features: Tensor, labels: Tensor, protocol: Protocol) -> dict[str, Any]:
+def _measure_calibration(
+    opened: LoadedRun, features: Tensor, labels: Tensor, protocol: EvaluationOptions
+) -> dict[str, Any]:
     """Fit and store a calibration, or read the stored one, and measure it on the classes that it was not fitted on.
 
     Returns:
@@ -131,7 +133,7 @@ def _measure_calibration(opened: Opened, features: Tensor, labels: Tensor, proto
     return {"calibration": measured}
 
 
-def _data_name(opened: Opened) -> str:
+def _data_name(opened: LoadedRun) -> str:
     """Return what the held-out data of a run are, in words."""
     fraction = opened.run.config.selection
     if not fraction:
@@ -141,7 +143,7 @@ def _data_name(opened: Opened) -> str:
     return f"selection data ({fraction:g} of the training data)"
 
 
-def measure_files(source: Path, second: Path | None, same: Path | None, protocol: Protocol) -> dict[str, Any]:
+def measure_files(source: Path, second: Path | None, same: Path | None, protocol: EvaluationOptions) -> dict[str, Any]:
     """Evaluate embeddings, or two files of paired embeddings."""
     other = None if second is None else torch.from_numpy(read_array(second))
     sample = read_embeddings(source)
@@ -157,7 +159,7 @@ def measure_files(source: Path, second: Path | None, same: Path | None, protocol
     }
 
 
-def _measure(sample: Embeddings, protocol: Protocol, *, by_class: bool) -> dict[str, Any]:
+def _measure(sample: Embeddings, protocol: EvaluationOptions, *, by_class: bool) -> dict[str, Any]:
     """Evaluate features by verification and, if they have labels, by identification and Fisher score.
 
     Bootstrap intervals resample whole classes, or pairs of classes that were seen in training.

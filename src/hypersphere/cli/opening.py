@@ -13,20 +13,21 @@ from torch import Tensor
 
 from hypersphere.cli.output import warn
 from hypersphere.data import Mirrored, Pairs, Source, open_images
-from hypersphere.data.sources import Subset, first_sample
+from hypersphere.data.images import as_floats
+from hypersphere.data.sources import Subset
 from hypersphere.gallery import fingerprint_of
 from hypersphere.models.export import probe_batches
 from hypersphere.training import Experiment, Run, RunCalibration
 from hypersphere.training.components import complete_settings
 from hypersphere.training.processes import choose_device
 
-__all__ = ["Opened", "open_run", "probe_inputs"]
+__all__ = ["LoadedRun", "open_run", "probe_inputs"]
 
 PROBES = 32  # inputs on which two forms of a network are compared
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class LoadedRun:
     """A run, its experiment in evaluation mode, and the step of the weights."""
 
     run: Run
@@ -56,8 +57,8 @@ class Opened:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
-        return tuple(first_sample(self.experiment.data.train).shape)
+        """The shape of one input of the network."""
+        return self.experiment.input_shape
 
     @property
     def fit(self) -> str:
@@ -114,7 +115,7 @@ def open_run(
     device: str | None = None,
     with_data: bool = True,
     trust_code: bool = False,
-) -> Opened:
+) -> LoadedRun:
     """Build the experiment of a run and load a checkpoint: that of `step`, the "best", or the last intact one.
 
     With `with_data=False` the data of the run are not read and may be missing.
@@ -126,7 +127,7 @@ def open_run(
     run, place = Run.open(folder), choose_device(device)
     checkpoint = run.checkpoint(step, on_damage=warn)
     experiment = run.experiment(data_root, step=checkpoint, with_data=with_data, device=place, trust_code=trust_code)
-    return Opened(run, experiment, checkpoint.step)
+    return LoadedRun(run, experiment, checkpoint.step)
 
 
 def probe_inputs(experiment: Experiment, *, as_bytes: bool = False) -> list[Tensor]:
@@ -138,4 +139,6 @@ def probe_inputs(experiment: Experiment, *, as_bytes: bool = False) -> list[Tens
     if split.graph is not None:
         return [torch.arange(len(split.graph.features))]
     inputs = torch.stack([split.train[index] for index in range(min(PROBES, len(split.train)))])
-    return probe_batches(inputs.float() / 255 if inputs.dtype == torch.uint8 and not as_bytes else inputs)
+    windows = (slice(None), *map(slice, experiment.input_shape))  # an augmentation may cut windows
+    inputs = inputs[windows]
+    return probe_batches(inputs if as_bytes else as_floats(inputs))

@@ -43,16 +43,15 @@ def is_run(path: Path) -> bool:
     return not isinstance(content, dict) or "format" in content
 
 
-def check_run(path: Path, name: str = "RUN", *, also: str = "", valid: bool = False) -> Path:
+def check_run(path: Path, name: str = "RUN", *, also: str = "") -> Path:
     """Raise a `ValueError` that names the argument and the path, unless the path is the folder of a run.
 
     Args:
         path: the path.
         name: name of the argument.
-        also: what else the argument accepts.
-        valid: whether the path is one of these.
+        also: what else the argument accepts, for the message.
     """
-    if not (valid or is_run(path)):
+    if not is_run(path):
         missing = "" if path.exists() else ", which does not exist"
         raise ValueError(f"{name} must be {A_RUN}{also}, not {str(path)!r}{missing}")
     return path

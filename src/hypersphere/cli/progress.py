@@ -68,7 +68,9 @@ class TrainingProgress:
         """Show the progress of a trainer if an update is due."""
         now, progress, line = time.perf_counter(), trainer.progress, trainer.metrics
         if self.first is None:
-            self.began, self.first, self.shown = now, progress.step, line.get("step", 0)
+            self.began, self.first = now, progress.step
+            # A resumed trainer has the line of an earlier validation. A line of this step is new.
+            self.shown = line.get("step", 0) if line.get("step", 0) < progress.step else None
         validated = line.get("step", 0) != self.shown
         if now < self.due and not validated:
             return
@@ -140,7 +142,7 @@ def recipe_progress(console: Console, total: int) -> Iterator[Callable[[Row, int
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=console)
     task, done = bar.add_task("", total=total), 0
-    started: set[str] = set()  # rows and seeds that ran, in place of having a record from before
+    started: set[str] = set()  # rows and seeds that were run now; the others already had a record
 
     def update(row: Row, seed: int, part: float) -> None:
         nonlocal done

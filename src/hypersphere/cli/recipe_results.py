@@ -98,7 +98,8 @@ def stored_results(folder: Path) -> report.RecipeResults:
     """
     where = folder.resolve()
     records = read_records(where.parent, where.name)
-    check_run(folder, also=" or a folder of records of `hypersphere reproduce`", valid=bool(records))
+    if not records:
+        check_run(folder, also=" or a folder of records of `hypersphere reproduce`")
     name = records[0].recipe
     require(name in RECIPES, f"recipe of {folder}", f"one of {', '.join(RECIPES)}", name)
     recipe = RECIPES[name]

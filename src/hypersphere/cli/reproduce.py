@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +56,9 @@ def reproduce(
     from hypersphere.training import interrupts, process_group
 
     console, is_first = Console(), int(os.environ.get("RANK", 0)) == 0
-    bar = recipe_progress(console, len(names) * len(chosen_seeds))
+    bar: AbstractContextManager[Callable[..., None]] = nullcontext(lambda row, seed, fraction: None)
+    if is_first:  # of all processes, only the first one prints
+        bar = recipe_progress(console, len(names) * len(chosen_seeds))
     with interrupts() as signals, process_group(device) as place, bar as on_progress:
         signals.deferred = recipe.compute is None  # training stops after a step; other computations stop at once
         records = recipes.execute(
@@ -67,11 +70,11 @@ def reproduce(
             overrides=overrides,
             device=place,
             data_root=data_root,
-            on_progress=on_progress if is_first else lambda row, seed, fraction: None,
-            stop=lambda: signals.came,
+            on_progress=on_progress,
+            stop=lambda: signals.received,
             on_message=warn if is_first else lambda message: None,
         )
-        if signals.came:
+        if signals.received:
             raise KeyboardInterrupt
     if is_first:
         page = write_report(recipe, records, out)  # before printing, so that a closed pipe cannot prevent it

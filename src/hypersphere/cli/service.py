@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hypersphere import __version__, evaluation
 from hypersphere._validation import require_package
-from hypersphere.cli.opening import Opened
+from hypersphere.cli.opening import LoadedRun
 from hypersphere.data import BrokenSample, TensorSource
 from hypersphere.data.images import decode_image
 from hypersphere.gallery import Gallery
@@ -31,14 +31,14 @@ Message = MutableMapping[str, Any]
 class Service:
     """A network, a gallery of its embeddings, and the calibration of the network, if it has one."""
 
-    opened: Opened
+    opened: LoadedRun
     gallery: Gallery
     calibration: RunCalibration | None
     max_pixels: int
     lock: threading.Lock = field(default_factory=threading.Lock)  # the network embeds one image at a time
 
     @classmethod
-    def of(cls, opened: Opened, gallery: Gallery, *, max_pixels: int) -> "Service":
+    def of(cls, opened: LoadedRun, gallery: Gallery, *, max_pixels: int) -> "Service":
         """Return the service; raise a `ValueError` if the gallery holds embeddings of another network."""
         opened.require_images("serve")
         gallery.search([[1.0] * gallery.dim], 1, fingerprint=opened.fingerprint)  # checks the fingerprint

@@ -77,7 +77,7 @@ def train_in_folder(
                 print_once(_plan(experiment, out, steps))
                 return 0
             run = _open_locked(out, experiment, source, resuming, failed, stack)
-            trainer = Trainer(experiment, run, stop=lambda: signals.came, on_message=warn_once)
+            trainer = Trainer(experiment, run, stop=lambda: signals.received, on_message=warn_once)
             print_once(experiment)
             if resuming:
                 _resume(trainer, print_once, warn_once)
@@ -112,12 +112,12 @@ def _open_locked(
     def prepare() -> None:
         if processes.rank == 0:
             if failed is not None:
-                stack.enter_context(failed.alone())  # it may still be training
+                stack.enter_context(failed.locked())  # it may still be training
                 failed.discard()
             exists = resuming and (out / CONFIG).exists()
             run = Run.open(out) if exists else Run.of(out, experiment, weights=source)
             if failed is None:
-                stack.enter_context(run.alone())
+                stack.enter_context(run.locked())
             _require_same_weights(run, source)  # another command may have created it in the meantime
             done = max(run.checkpoints().steps(), default=0)
             accepted = f"at least the {done} step{'s' * (done != 1)} that the run has done"
@@ -168,7 +168,7 @@ def _sizes(module: nn.Module) -> str:
 def _resume(trainer: Trainer, print_once: Callable[..., None], warn_once: Callable[[str], None]) -> None:
     checkpoint = trainer.resume()
     if checkpoint is not None:
-        is_finished = checkpoint.step == trainer.steps
+        is_finished = checkpoint.step == trainer.steps and trainer.progress.batches == 0
         more = "; the run is finished, and more --epochs or --steps extend it" * is_finished
         print_once(f"resuming from step {checkpoint.step} of {trainer.steps}{more}")
         threads = checkpoint.made_with.get("threads")

@@ -1,4 +1,6 @@
-"""Augmentations of batches. Each is a callable (inputs, generator) → inputs of the same shape, except for `window`.
+"""Augmentations of batches. Each is a callable (inputs, generator) → inputs.
+
+An augmentation that changes the shape of an input, such as `window`, has a method `output_shape`.
 
 Images are floats (B, C, H, W) in [0, 1]; point clouds are floats (B, P, 3). All random numbers come from the generator,
 so that its state is all that a checkpoint has to store.
@@ -89,14 +91,20 @@ class Window:
     ) -> Shaped[Tensor, "batch channels smaller_height smaller_width"]:
         """Return the windows."""
         _require_images(images)
-        height, width = images.shape[2] - self.margin, images.shape[3] - self.margin
-        require(min(height, width) > 0, "augment.margin", "less than the size of the images", self.margin)
+        _, height, width = self.output_shape(images.shape[1:])
         corners = torch.randint(self.margin + 1, (len(images), 2), generator=generator).tolist()
         windows = [
             image[:, top : top + height, left : left + width]
             for image, (top, left) in zip(images, corners, strict=True)
         ]
         return torch.stack(windows) if windows else images[..., :height, :width]
+
+    def output_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
+        """Return the shape of the window of an image of a shape (C, H, W)."""
+        channels, height, width = shape
+        fits = min(height, width) > self.margin
+        require(fits, "augment.margin", "less than the size of the images", self.margin)
+        return channels, height - self.margin, width - self.margin
 
 
 class Mirror:

@@ -25,6 +25,7 @@ from hypersphere.energy import mean_energy
 from hypersphere.recipes.recipe import Outcome, Recipe, Row, config_of
 from hypersphere.recipes.record import Record, finite_or_none, record_path, write_tensors
 from hypersphere.training import DamagedCheckpoint, Experiment, Run, Trainer, build_experiment
+from hypersphere.training.validation import PROTOCOLS
 
 __all__ = ["execute", "outcome_of_lines"]
 
@@ -304,8 +305,8 @@ def outcome_of_lines(lines: Iterable[Mapping[str, Any]]) -> Outcome:
 
     Curves have one value per validation, and one before training except for the loss: `loss`, `error` (100 minus the
     accuracy), `energy` (mean over the hidden layers) and the metrics of other protocols, such as
-    `verification.accuracy`. All fractions are in per cent. The metrics are the last values of the curves, and
-    `accuracy`.
+    `verification.accuracy`. Fractions are in per cent; metrics of foreign protocols are not changed. The metrics are
+    the last values of the curves, and `accuracy`.
 
     >>> line = {"kind": "epoch", "epoch": 1, "loss": 0.5, "accuracy": 0.75}
     >>> outcome_of_lines([line]).metrics
@@ -320,7 +321,9 @@ def outcome_of_lines(lines: Iterable[Mapping[str, Any]]) -> Outcome:
         elif key == "energy":
             curves["energy"] = [mean_energy(value) if value and None not in value.values() else nan for value in values]
         else:
-            curves[key] = [100 * _number(value) for value in values]
+            # Only the metrics of our own protocols are known to be fractions.
+            factor = 100 if key.partition(".")[0] in PROTOCOLS else 1
+            curves[key] = [factor * _number(value) for value in values]
     metrics = {key: values[-1] for key, values in curves.items() if key != "loss"}
     if "error" in metrics:
         metrics["accuracy"] = 100 - metrics["error"]

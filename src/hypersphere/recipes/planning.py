@@ -7,7 +7,7 @@ from typing import Any
 
 from hypersphere import data
 from hypersphere.recipes.recipe import Recipe
-from hypersphere.training.build import network_without_values
+from hypersphere.training.build import build_network_on_meta
 
 __all__ = ["plan"]
 
@@ -60,7 +60,7 @@ def _parameters(
         key = repr((config.data, config.model, config.operator, config.embedding))
         if key not in by_network:
             split = data.published_outline(config.data.name, config.data.options)
-            network = None if split is None else network_without_values(config, split)
+            network = None if split is None else build_network_on_meta(config, split)
             by_network[key] = None if network is None else sum(one.numel() for one in network.parameters())
         counts[row] = by_network[key]
     return counts

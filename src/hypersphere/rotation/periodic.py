@@ -305,7 +305,7 @@ class Equivalence(PeriodicFold):
 def _normalized_rows(like: Tensor, scale: float, generator: torch.Generator | None) -> Float[Tensor, "n d"]:
     """Return Gaussian rows of norm `scale`, drawn in float32 on the CPU, so that all dtypes and devices agree."""
     rows = torch.randn(like.shape, generator=generator, dtype=torch.float32, device="cpu")
-    wide = _numerics.widen(like.new_empty(0)).dtype
+    wide = _numerics.compute_dtype(like.dtype)
     return (scale * sphere.normalize(rows.to(wide))).to(like)
 
 

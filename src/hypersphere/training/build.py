@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from hypersphere import data, energy, heads, models, optim
 from hypersphere._collectives import Processes
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
+from hypersphere.data.images import as_floats
 from hypersphere.robustness import ATTACKS, Attack
 from hypersphere.training.components import MENUS, create, require_trust
 from hypersphere.training.config import Component, Config, with_absolute_paths
@@ -27,7 +28,7 @@ from hypersphere.training.network import Operator, build_body
 from hypersphere.training.objective import Objective
 from hypersphere.training.optimizers import build_optimizer
 from hypersphere.training.rotations import TrainedRotation
-from hypersphere.training.validation import Validator, as_floats
+from hypersphere.training.validation import Validator
 
 __all__ = [
     "ADVERSARIES",
@@ -35,11 +36,11 @@ __all__ = [
     "Experiment",
     "build",
     "build_experiment",
-    "network_without_values",
+    "build_network_on_meta",
     "resolve",
 ]
 
-LARGE_HEAD = 2**24  # numbers in the class vectors of a divided head beyond which no process holds all of them
+META_HEAD_SIZE = 2**24  # `num_classes * dim` above which a sharded head is built on the meta device
 
 
 # --- menus of components
@@ -106,8 +107,8 @@ class HeadTrainingOptions:
         require(self.sample is None or self.sharded, "head.sample", "null without head.sharded", self.sample)
 
     @property
-    def divides(self) -> bool:
-        """True if a `ShardedHead` is needed."""
+    def needs_sharded_head(self) -> bool:
+        """True if the classes are divided among processes or sampled."""
         return self.sharded and (Processes().size > 1 or self.sample is not None)
 
 
@@ -121,13 +122,14 @@ class Experiment:
         config: its settings, with everything resolved that depends on the data.
         data: the data; random ones if the experiment was built from an outline.
         outline: shape, dtype and classes of the data, None for a graph.
+        input_shape: shape of an input of the network, after augmentation; empty for a graph.
+        augment: augmentations of float batches, applied in order.
         network: maps inputs to features.
         head: maps features and labels to a loss.
         loaded: which of the initial weights were loaded, if any were given.
         rotation: training by rotation.
         objective: network, head and regularisers.
         loader: the training batches.
-        augment: augmentations of float batches, applied in order.
         steps, steps_per_epoch: numbers of optimiser steps.
         optimizer, scheduler: optimisers and learning-rate schedule of all trained parameters.
         scaler: loss scaling for float16, None for other precisions.
@@ -144,12 +146,13 @@ class Experiment:
         device: torch.device | None = None,
     ) -> None:
         self.data, self.outline = split, split.outline()
-        shape = () if self.outline is None else tuple(self.outline["shape"])
-        self.config = config = resolve(config, split, shape)
+        self.augment = _augmentations(config)
+        self.input_shape = _input_shape(self.outline, self.augment)
+        self.config = config = resolve(config, split, self.input_shape)
         torch.manual_seed(config.seed)
         random.seed(config.seed)  # used by foreign code only, as is the generator of NumPy
         numpy.random.seed(config.seed % 2**32)  # noqa: NPY002
-        self._build_objective(shape, weights)
+        self._build_objective(weights)
         self.objective.to(device)
         if Processes().size > 1:
             self._distribute_()  # replaces parameters, so there is no optimiser before
@@ -157,7 +160,7 @@ class Experiment:
         self._build_optimizer()
         self._build_validation()
 
-    def _build_objective(self, shape: tuple[int, ...], weights: Mapping[str, Any] | None) -> None:
+    def _build_objective(self, weights: Mapping[str, Any] | None) -> None:
         """Build network, head and regularisers.
 
         The order of the random draws is part of the results: network, head, initialisation, rotation, regularisers.
@@ -165,19 +168,16 @@ class Experiment:
         config, split = self.config, self.data
         operator_component, operator_options = MENUS["operator"].split(config.operator)
         operator = _operator(operator_component)
-        body = build_body(config, operator, shape, split.graph)
+        body = build_body(config, operator, self.input_shape, split.graph)
         mean, deviation = create(config.normalize, "normalize", split.train) if split.graph is None else (None, None)
         self.network = models.Network(body, mean, deviation, split.graph)
         head_component, head_options = MENUS["head"].split(config.head)
         if not config.head.is_import_path:
             _require_two_classes(config, split)
         sizes = self.network.feature_dim, len(split.classes)
-        # All class vectors of a large divided head may not fit in one process, so each process draws its own rows.
-        # Smaller heads start from the same class vectors as in one process. Given values must be read completely.
-        per_class = any(isinstance(value, list) for value in head_component.options.values())
-        keeps_values = per_class or config.init.name != "default" or weights is not None
-        is_large = head_options.divides and not keeps_values and sizes[0] * sizes[1] > LARGE_HEAD
-        with torch.device("meta") if is_large else nullcontext():
+        needs_values = config.init.name != "default" or weights is not None
+        on_meta = head_options.needs_sharded_head and not needs_values and _is_large_head(head_component, *sizes)
+        with torch.device("meta") if on_meta else nullcontext():
             head: Any = create(head_component, "head", *sizes)
         reduction = getattr(head, "reduction", "mean")
         require(reduction != "none", "head.reduction", "'mean' or 'sum'", reduction)
@@ -190,14 +190,15 @@ class Experiment:
         self._normalize_weights_()
         self.rotation: TrainedRotation = create(config.rotation, "rotation", modules)
         terms = [
-            _regularizer(one, modules, f"regularizers.{at}", sharded=head_options.divides)
+            _regularizer(one, modules, f"regularizers.{at}", sharded=head_options.needs_sharded_head)
             for at, one in enumerate(config.regularizers)
         ]
         terms = [one for one in (*terms, self.rotation.penalty) if one is not None]
         with torch.random.fork_rng(devices=[]):  # later random numbers do not depend on the number of processes
-            divided = heads.ShardedHead(head, sample=head_options.sample) if head_options.divides else None
-        self.head: nn.Module = head if divided is None else divided
-        self._local_head: nn.Module = head if divided is None else divided.head
+            self.head: Any = (
+                heads.ShardedHead(head, sample=head_options.sample) if head_options.needs_sharded_head else head
+            )
+        self._local_head: nn.Module = self.head.head if head_options.needs_sharded_head else head
         self._sampled = cast(nn.Parameter, self.head.weight) if head_options.sample is not None else None
         if operator_options.weighted_gradients:
             optim.WeightedGradients(self.network)
@@ -249,7 +250,6 @@ class Experiment:
             world=processes.size,
             pin=self.device.type == "cuda",
         )
-        self.augment = [create(one, "augment", setting=f"augment.{at}") for at, one in enumerate(config.augment)]
         self.steps_per_epoch = -(-len(self.loader) // config.accumulate)
         self.steps: int = config.steps or (config.epochs or 1) * self.steps_per_epoch
 
@@ -266,7 +266,7 @@ class Experiment:
         accepted = f"unset with the rotation {config.rotation.name}, which replaces weights"
         require(not folds, "ema", accepted, config.ema)
         leaves_sphere = config.ema is not None and bool(self._unit_weight_modules)
-        accepted = f"unset with {config.model.name}, because averages of unit vectors are no unit vectors"
+        accepted = f"unset with {config.model.name}, because an average of unit vectors is not a unit vector"
         require(not leaves_sphere, "ema", accepted, config.ema)
         self.ema = None if config.ema is None else optim.MovingAverage(self.objective, config.ema)
 
@@ -354,7 +354,7 @@ class Experiment:
         chosen = self.readable(chosen) if source is None else chosen
         size = batch_size if self.data.graph is None else len(chosen)
         with evaluation_mode(self.objective):
-            loader = self._in_order(chosen, size, "error")
+            loader = self._sequential_loader(chosen, size, "error")
             return embed(lambda x: self.objective.features(x.to(self.device)).cpu(), loader)
 
     def readable(self, source: data.Source) -> data.Source:
@@ -364,10 +364,10 @@ class Experiment:
         """
         if self.config.broken_files == "error" or isinstance(source, data.TensorSource):
             return source
-        is_readable = torch.cat([labels >= 0 for _, labels in self._in_order(source, 500, "skip")])
+        is_readable = torch.cat([labels >= 0 for _, labels in self._sequential_loader(source, 500, "skip")])
         return source if is_readable.all() else data.subset(source, is_readable)
 
-    def _in_order(self, source: data.Source, batch_size: int, broken: str) -> data.Loader:
+    def _sequential_loader(self, source: data.Source, batch_size: int, broken: str) -> data.Loader:
         """Return the batches of a source in its order. Worker processes are not worth their start for one batch."""
         workers = self.config.workers if len(source) > batch_size else 0
         sampler = data.SAMPLERS["sequential"](source.labels, 0)
@@ -417,13 +417,24 @@ def build(
 build_experiment = build  # the name in `hypersphere.training`, where `build` is this module
 
 
-def network_without_values(config: Config, split: data.DataSplit) -> nn.Module:
+def build_network_on_meta(config: Config, split: data.DataSplit) -> nn.Module:
     """Return the model of a config on the meta device, which takes no memory, for example to count its parameters."""
-    outline = split.outline()
-    shape = () if outline is None else tuple(outline["shape"])
+    shape = _input_shape(split.outline(), _augmentations(config))
     operator, _ = MENUS["operator"].split(config.operator)
     with torch.device("meta"):
         return build_body(resolve(config, split, shape), _operator(operator), shape, split.graph)
+
+
+def _augmentations(config: Config) -> list[Callable[..., Tensor]]:
+    return [create(one, "augment", setting=f"augment.{at}") for at, one in enumerate(config.augment)]
+
+
+def _input_shape(outline: Mapping[str, Any] | None, augmentations: Iterable[Any]) -> tuple[int, ...]:
+    """Return the shape of an input of the network: that of the data, unless an augmentation changes it."""
+    shape = () if outline is None else tuple(outline["shape"])
+    for augment in augmentations:
+        shape = augment.output_shape(shape) if hasattr(augment, "output_shape") else shape
+    return shape
 
 
 def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Config:
@@ -456,6 +467,15 @@ def _require_two_classes(config: Config, split: data.DataSplit) -> None:
     if len(split.classes) < 2:
         advice = "; lower data.held_out or selection, which hold out classes" if split.open_set else ""
         raise ValueError(f"training needs at least 2 classes, not {len(split.classes)}{advice}")
+
+
+def _is_large_head(component: Component, dim: int, num_classes: int) -> bool:
+    """Return True if the class vectors of a sharded head may not fit in one process, so each draws its own rows.
+
+    Smaller heads start from the same class vectors as in one process. Options per class must be read completely.
+    """
+    has_options_per_class = any(isinstance(value, list) for value in component.options.values())
+    return dim * num_classes > META_HEAD_SIZE and not has_options_per_class
 
 
 def _operator(component: Component) -> Operator:

@@ -128,7 +128,7 @@ class RunCalibration:
         names = tuple(classes[index] for index in chosen.tolist())
         return cls(fitted, thresholds, names, open_set, step, fingerprint)
 
-    def is_other(self, labels: Int64[Tensor, " samples"], classes: Sequence[str]) -> Bool[Tensor, " samples"]:
+    def is_unfitted(self, labels: Int64[Tensor, " samples"], classes: Sequence[str]) -> Bool[Tensor, " samples"]:
         """Return which samples are of classes that were not fitted."""
         fitted = set(self.classes)
         return torch.tensor([name not in fitted for name in classes])[labels]
@@ -145,7 +145,7 @@ class RunCalibration:
         Raises:
             ValueError: if there are no same or no different pairs of other classes.
         """
-        other = self.is_other(labels, classes)
+        other = self.is_unfitted(labels, classes)
         x, y = features[other], labels[other]
         sizes = y.unique(return_counts=True)[1]
         can_measure = len(sizes) > 1 and int(sizes.max()) > 1
@@ -164,7 +164,7 @@ class RunCalibration:
             "actual_dcf": actual_dcf(llrs, same, DCF_PRIOR),
             "dcf_prior": DCF_PRIOR,
             "far": [
-                {"promised": rate, "measured": far, "tar": tar, "threshold": threshold, **self._meaning(threshold)}
+                {"promised": rate, "measured": far, "tar": tar, **self._threshold(threshold)}
                 for (rate, threshold), (far, tar) in promised
             ],
             "same": n_same,
@@ -172,9 +172,9 @@ class RunCalibration:
             "classes": len(sizes),
         }
 
-    def _meaning(self, threshold: float) -> dict[str, float]:
-        """Return the probability at a threshold."""
-        return {"probability": float(self.calibration.probability(threshold))}
+    def _threshold(self, threshold: float) -> dict[str, float]:
+        """Return a threshold and the probability that it stands for."""
+        return {"threshold": threshold, "probability": float(self.calibration.probability(threshold))}
 
     def description(self) -> dict[str, Any]:
         """Return the numbers of the calibration without its pairs, for programs and people."""
@@ -183,10 +183,7 @@ class RunCalibration:
             "method": stored["method"],
             "prior": stored["prior"],
             "map": stored["map"],
-            "thresholds": [
-                {"far": far, "threshold": threshold, **self._meaning(threshold)}
-                for far, threshold in self.thresholds.items()
-            ],
+            "thresholds": [{"far": far, **self._threshold(threshold)} for far, threshold in self.thresholds.items()],
             "fitted_classes": len(self.classes),
             "open_set": self.open_set,
             "step": self.step,

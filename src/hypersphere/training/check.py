@@ -15,7 +15,7 @@ from hypersphere._validation import require, require_package
 from hypersphere.data import BrokenSample, Source
 from hypersphere.optim.schedules import Plateau
 from hypersphere.training.build import Experiment
-from hypersphere.training.validation import VerificationProtocol
+from hypersphere.training.validation import Accuracy, VerificationProtocol
 
 __all__ = ["check_experiment"]
 
@@ -37,10 +37,14 @@ def check_experiment(experiment: Experiment, *, on_message: Callable[[str], None
             require_package(tracker.name, tracker.name, "track")
     _check_validation(experiment)
     inputs = _first_inputs(split.train, skips=config.broken_files == "skip").to(experiment.device)
+    if inputs.shape[1:] != experiment.input_shape and split.graph is None:
+        inputs = inputs.new_zeros(len(inputs), *experiment.input_shape)  # an augmentation changes the shape
     objective: Any = experiment.objective
     try:
         with torch.no_grad(), evaluation_mode(objective):
-            objective.head.scores(objective.features(inputs))
+            features = objective.features(inputs)
+            if hasattr(objective.head, "scores"):
+                objective.head.scores(features)
     except (TypeError, RuntimeError, IndexError) as error:
         shape, reason = tuple(inputs.shape[1:]), str(error).strip().partition("\n")[0]
         raise ValueError(f"the model {config.model.name} does not fit inputs of shape {shape}: {reason}") from error
@@ -68,13 +72,15 @@ def _check_validation(experiment: Experiment) -> None:
         reason = "" if by_epochs else " (and loss, if validation.every_unit is epochs)"
         require(fits, setting, f"one of {', '.join(names)}{reason}", metric)
     for name, protocol, split in experiment.validation.protocols():
+        if isinstance(protocol, Accuracy):
+            accepted = f"a head with a method scores(features), which {name} needs"
+            require(hasattr(experiment.head, "scores"), "head", accepted, config.head.name)
         if isinstance(protocol, VerificationProtocol):
             assert split.validation is not None
-            if not protocol.draws_pairs(split):
-                protocol.chosen_pairs(split.validation.labels, split)  # reads the file
-            elif len(split.validation.labels.unique()) < 2:
+            if protocol.draws_pairs(split) and len(split.validation.labels.unique()) < 2:
                 change = "raise selection" if config.selection else "set data.held_out to 2 or more"
                 raise ValueError(f"{name} needs 2 held-out classes" + f"; {change}" * split.open_set)
+            protocol.chosen_pairs(split.validation.labels, split)  # reads the file
 
 
 def _first_inputs(source: Source, *, skips: bool) -> Tensor:

@@ -173,10 +173,10 @@ class Checkpoints:
         require(step >= 0, "step", "a number >= 0", step)
         rank = self.processes.rank
         try:
-            draft = self._together(lambda: self._begin(step) if rank == 0 else None)[0]
+            draft = self._on_all_ranks(lambda: self._begin(step) if rank == 0 else None)[0]
             try:
-                files = self._together(lambda: _write_part(draft, rank, modules, state or {}))
-                return self._together(lambda: self._finish(draft, step, files) if rank == 0 else None)[0]
+                files = self._on_all_ranks(lambda: _write_part(draft, rank, modules, state or {}))
+                return self._on_all_ranks(lambda: self._finish(draft, step, files) if rank == 0 else None)[0]
             finally:
                 if rank == 0:
                     shutil.rmtree(draft, ignore_errors=True)
@@ -191,12 +191,12 @@ class Checkpoints:
             ValueError: if the last one has another format.
             OSError: if the disk or the system does not allow reading the last one.
         """
-        entries = self._listed_by_first()
+        entries = self._entries_of_rank0()
         return self._last_intact(entries) if entries else None
 
     def at(self, step: int) -> Checkpoint:
         """Return the checkpoint of a step; if the step was saved several times, the last intact one."""
-        entries = [entry for entry in self._listed_by_first() if entry[0] == step]
+        entries = [entry for entry in self._entries_of_rank0() if entry[0] == step]
         require(bool(entries), "step", f"one of {', '.join(map(str, dict.fromkeys(self.steps())))}", step)
         return self._last_intact(entries)
 
@@ -276,7 +276,7 @@ class Checkpoints:
                 entries.append((int(match[1]), int(match[2] or 0), path))
         return sorted(entries)
 
-    def _listed_by_first(self) -> list[tuple[int, int, Path]]:
+    def _entries_of_rank0(self) -> list[tuple[int, int, Path]]:
         """Return the checkpoints that the first process sees, so that all processes choose the same one."""
         return self.processes.all_gather_objects(self._listed())[0]
 
@@ -286,7 +286,7 @@ class Checkpoints:
         for step, _, path in reversed(entries):
             try:
                 # Hashing takes longest, so each process verifies some of the files.
-                checkpoint = self._together(partial(read_checkpoint, path, step, rank, size))[rank]
+                checkpoint = self._on_all_ranks(partial(read_checkpoint, path, step, rank, size))[rank]
             except DamagedCheckpoint as error:
                 self._damaged.add(path)
                 damages.append(f"{path.name} is damaged: {error}")
@@ -296,20 +296,25 @@ class Checkpoints:
                 return checkpoint
         raise DamagedCheckpoint(f"no intact checkpoint in {self.folder}: {'; '.join(damages)}")
 
-    def _together(self, work: Callable[[], Any]) -> list[Any]:
+    def _on_all_ranks(self, work: Callable[[], Any]) -> list[Any]:
         """Call a function in every process and return all results.
 
         If it fails in one process, all raise the same error. Otherwise the others would wait for that process forever.
         """
-        result, failure = None, None
+        result: Any = None
+        failure: Exception | None = None
+        rank = self.processes.rank
         try:
             result = work()
-        except (ValueError, OSError) as error:
+        except Exception as error:
             failure = error
-        results = self.processes.all_gather_objects((result, failure))  # also waits for all processes
-        for _, reported in results:
+        is_ours = failure is None or isinstance(failure, (ValueError, OSError))
+        # An error of another class may not be picklable.
+        shared = failure if is_ours else RuntimeError(f"process {rank}: {failure}")
+        results = self.processes.all_gather_objects((result, shared))  # also waits for all processes
+        for reporter, (_, reported) in enumerate(results):
             if reported is not None:
-                raise reported
+                raise failure if reporter == rank and failure is not None else reported
         return [value for value, _ in results]
 
 

@@ -35,9 +35,9 @@ class Menu(Mapping[str, Factory]):
 
     Args:
         sources: import paths of dictionaries, or of single callables, which get their name in lower case.
-        passed: parameters that the library passes to the factories; users cannot set them.
-        sizes: parameters that follow from the data unless the user sets them.
-        handled: import path of a dataclass of options that every entry has and that the library handles.
+        reserved: parameters that the library passes to the factories; users cannot set them.
+        inferred_from_data: parameters that follow from the data unless the user sets them.
+        shared_options: import path of a dataclass of options that every entry has and that the library handles.
         synonyms: import path of a dictionary from other names to entries. They are accepted, but not listed.
         option_synonyms: import path of a dictionary from other names of options to these, for error messages.
         library: import path of a function that loads `timm:NAME` and similar names.
@@ -51,15 +51,16 @@ class Menu(Mapping[str, Factory]):
     def __init__(
         self,
         *sources: str,
-        passed: Iterable[str] = (),
-        sizes: Iterable[str] = (),
-        handled: str | None = None,
+        reserved: Iterable[str] = (),
+        inferred_from_data: Iterable[str] = (),
+        shared_options: str | None = None,
         synonyms: str | None = None,
         option_synonyms: str | None = None,
         library: str | None = None,
     ) -> None:
-        self.sources, self.passed, self.sizes, self.library = sources, tuple(passed), tuple(sizes), library
-        self._handled, self._synonyms, self._option_synonyms = handled, synonyms, option_synonyms
+        self.sources, self.library = sources, library
+        self.reserved, self.inferred_from_data = tuple(reserved), tuple(inferred_from_data)
+        self._shared_options, self._synonyms, self._option_synonyms = shared_options, synonyms, option_synonyms
 
     @cached_property
     def entries(self) -> Mapping[str, Factory]:
@@ -78,23 +79,23 @@ class Menu(Mapping[str, Factory]):
         return {} if self._option_synonyms is None else _load(self._option_synonyms)
 
     @property
-    def handled(self) -> dict[str, Any]:
-        """The options that the library handles, with their defaults."""
-        declared = () if self._handled is None else dataclasses.fields(_load(self._handled))
+    def shared_options(self) -> dict[str, Any]:
+        """The options that every entry has and that the library handles, with their defaults."""
+        declared = () if self._shared_options is None else dataclasses.fields(_load(self._shared_options))
         return {one.name: one.default for one in declared}
 
     def options(self, name: str) -> dict[str, Any]:
         """Return the options of an entry with their defaults, `inspect.Parameter.empty` where there is none."""
-        options = {key: one.default for key, one in _parameters(self[name]).items() if key not in self.passed}
-        from_data = dict.fromkeys((key for key in self.sizes if key in options), FROM_DATA)
-        return {**options, **from_data, **self.handled}
+        options = {key: one.default for key, one in _parameters(self[name]).items() if key not in self.reserved}
+        from_data = dict.fromkeys((key for key in self.inferred_from_data if key in options), FROM_DATA)
+        return {**options, **from_data, **self.shared_options}
 
     def split(self, component: Component) -> tuple[Component, Any]:
         """Return a component without the options that the library handles, and an object with those options."""
-        assert self._handled is not None
-        handled = {key: value for key, value in component.options.items() if key in self.handled}
-        options = {key: value for key, value in component.options.items() if key not in handled}
-        return Component(component.name, options), _load(self._handled)(**handled)
+        assert self._shared_options is not None
+        shared = {key: value for key, value in component.options.items() if key in self.shared_options}
+        options = {key: value for key, value in component.options.items() if key not in shared}
+        return Component(component.name, options), _load(self._shared_options)(**shared)
 
     def __getitem__(self, name: str) -> Factory:
         return self.entries[name if name in self.entries else self.synonyms.get(name, name)]
@@ -107,40 +108,40 @@ class Menu(Mapping[str, Factory]):
 
 
 MENUS: dict[str, Menu] = {
-    "data": Menu("hypersphere.data:DATA", passed=["root"]),
-    "sampler": Menu("hypersphere.data:SAMPLERS", passed=["labels", "seed"]),
+    "data": Menu("hypersphere.data:DATA", reserved=["root"]),
+    "sampler": Menu("hypersphere.data:SAMPLERS", reserved=["labels", "seed"]),
     "augment": Menu("hypersphere.data:AUGMENTATIONS"),
-    "normalize": Menu("hypersphere.data:NORMALIZATIONS", passed=["source"]),
+    "normalize": Menu("hypersphere.data:NORMALIZATIONS", reserved=["source"]),
     "model": Menu(
         "hypersphere.training.network:NETWORKS",
-        passed=["conv", "linear", "num_classes"],
-        sizes=["in_channels", "image_size", "in_features"],
+        reserved=["conv", "linear", "num_classes"],
+        inferred_from_data=["in_channels", "image_size", "in_features"],
         library="hypersphere.models:load_encoder",
     ),
-    "init": Menu("hypersphere.models:INITIALIZATIONS", passed=["modules"]),
+    "init": Menu("hypersphere.models:INITIALIZATIONS", reserved=["modules"]),
     "operator": Menu(
         "hypersphere.training.network:OPERATORS",
-        passed=["body"],
-        handled="hypersphere.training.network:OperatorOptions",
+        reserved=["body"],
+        shared_options="hypersphere.training.network:OperatorOptions",
     ),
     "head": Menu(
         "hypersphere.heads:fixed",
         "hypersphere.heads:BASELINES",
         "hypersphere.heads:PRESETS",
-        passed=["in_features", "num_classes"],
-        handled="hypersphere.training.build:HeadTrainingOptions",
+        reserved=["in_features", "num_classes"],
+        shared_options="hypersphere.training.build:HeadTrainingOptions",
         synonyms="hypersphere.heads:PRESET_ALIASES",
         option_synonyms="hypersphere.heads.presets:OPTION_SYNONYMS",
     ),
-    "regularizer": Menu("hypersphere.training.build:REGULARIZERS", passed=["model", "modules", "where"]),
-    "rotation": Menu("hypersphere.training.rotations:ROTATIONS", passed=["modules"]),
+    "regularizer": Menu("hypersphere.training.build:REGULARIZERS", reserved=["model", "modules", "where"]),
+    "rotation": Menu("hypersphere.training.rotations:ROTATIONS", reserved=["modules"]),
     "adversarial": Menu(
-        "hypersphere.training.build:ADVERSARIES", handled="hypersphere.training.build:AdversarialOptions"
+        "hypersphere.training.build:ADVERSARIES", shared_options="hypersphere.training.build:AdversarialOptions"
     ),
     "optimizer": Menu(
         "hypersphere.optim:OPTIMIZERS",
-        passed=["params"],
-        handled="hypersphere.training.optimizers:GroupOptions",
+        reserved=["params"],
+        shared_options="hypersphere.training.optimizers:GroupOptions",
     ),
     "schedule": Menu("hypersphere.optim:SCHEDULES"),
     "validation": Menu("hypersphere.training.validation:PROTOCOLS"),
@@ -233,12 +234,12 @@ def _check_component(component: Component, menu: Menu, setting: str) -> None:
     # The model "auto" is replaced by another one that fits the data; `resolve` refuses options of it.
     if is_of_library or component.is_import_path or component.name == "auto":
         return
-    if menu.handled:
+    if menu.shared_options:
         component, _ = menu.split(component)
     factory = find_factory(component, menu, setting)
-    parameters = {key: one for key, one in _parameters(factory).items() if key not in menu.passed}
+    parameters = {key: one for key, one in _parameters(factory).items() if key not in menu.reserved}
     options = _checked_options(component, factory, parameters, menu, setting)
-    _require_complete(component.name, parameters, {**dict.fromkeys(menu.sizes), **options}, setting)
+    _require_complete(component.name, parameters, {**dict.fromkeys(menu.inferred_from_data), **options}, setting)
 
 
 def _checked_options(
@@ -249,12 +250,21 @@ def _checked_options(
     takes_all = component.is_import_path and _takes_all(factory)
     options = {}
     for key, value in component.options.items():
-        if key in menu.passed or not (key in parameters or takes_all):
-            known = [one for one in parameters if one not in menu.passed]
-            raise ValueError(_unknown_option(setting, key, component.name, [*known, *menu.handled], menu))
+        if key in menu.reserved or not (key in parameters or takes_all):
+            known = [one for one in parameters if one not in menu.reserved]
+            raise ValueError(_unknown_option(setting, key, component.name, [*known, *menu.shared_options], menu))
         annotation = parameters[key].annotation if key in parameters else Parameter.empty
-        options[key] = _value(f"{setting}.{key}", key, value, annotation)
+        nested = NESTED.get(key) if isinstance(value, Mapping) else None
+        # A foreign component may have an option of this name with another meaning.
+        if nested is not None and component.is_import_path and not _names_entry(value, nested):
+            nested = None
+        options[key] = _value(f"{setting}.{key}", value, annotation, nested)
     return options
+
+
+def _names_entry(value: Mapping[str, Any], menu: Menu) -> bool:
+    name = value.get("name")
+    return isinstance(name, str) and (name in menu or Component(name).is_import_path)
 
 
 def _require_complete(name: str, parameters: Mapping[str, Parameter], filled: Mapping[str, Any], setting: str) -> None:
@@ -378,13 +388,20 @@ def _unknown_option(setting: str, option: str, name: str, accepted: list[str], m
 _PLAIN = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "text", "None": "null"}
 
 
-def _value(setting: str, option: str, value: Any, annotation: Any) -> Any:
-    """Return a value of a config as the object that a parameter takes; check it if its annotation is a plain type."""
-    if option in NESTED and isinstance(value, Mapping):
-        menu = NESTED[option]
-        name = value.get("name", next(iter(menu)) if len(menu) == 1 else None)
+def _value(setting: str, value: Any, annotation: Any, nested: Menu | None = None) -> Any:
+    """Return a value of a config as the object that a parameter takes; check it if its annotation is a plain type.
+
+    Args:
+        setting: its name, for messages.
+        value: a number, text, list or mapping.
+        annotation: the annotation of the parameter.
+        nested: the menu of the object that a mapping describes.
+    """
+    if nested is not None:
+        name = value.get("name", next(iter(nested)) if len(nested) == 1 else None)
         require(isinstance(name, str), setting, "a mapping with a name and options", value)
-        return create(Component(name, {key: one for key, one in value.items() if key != "name"}), menu, setting=setting)
+        options = {key: one for key, one in value.items() if key != "name"}
+        return create(Component(name, options), nested, setting=setting)
     kinds = _kinds(annotation)
     if "Tensor" in kinds and (isinstance(value, list) or kinds <= {"Tensor", "None"}):
         return None if value is None else _tensor(setting, value)

@@ -50,8 +50,8 @@ class Component:
 
 
 CONFIG = "config.json"  # the file with the settings in the folder of a run
-DEEPEST = 8  # names in a path
-LARGEST = 3.4028234663852886e38  # the largest number of float32
+MAX_PATH_DEPTH = 8  # names in a path
+FLOAT32_MAX = 3.4028234663852886e38  # the largest number of float32
 _COMPARISONS = {">=": operator.ge, ">": operator.gt, "<": operator.lt}
 LIBRARIES = ("timm", "torchvision", "hf")  # prefixes such as `timm:` choose a library, not a module to import
 DATA_PATHS = {"image_list": ("images", "validation"), "shards": ("validation",)}  # in addition to `path` and `pairs`
@@ -220,10 +220,13 @@ class Config:
     def of(cls, settings: Mapping[str, Any]) -> Config:
         """Return the config with these settings, given as plain data; the others have their defaults.
 
-        A component without a name changes the options of the default one.
+        A component without a name changes the options of the default one. A component with a name has only the given
+        options, so that `of` is the inverse of `settings`; use `Config().patched(…)` to keep the default options too.
 
         >>> Config.of({"optimizer": {"lr": 5e-4}}).optimizer
         Component(name='adamw', options={'lr': 0.0005, 'weight_decay': 0.0001})
+        >>> Config.of({"optimizer": {"name": "adamw", "lr": 5e-4}}).optimizer
+        Component(name='adamw', options={'lr': 0.0005})
         """
         return _dataclass_of(cls, settings, "")
 
@@ -231,8 +234,9 @@ class Config:
     def read(cls, path: str | Path) -> Config:
         """Return the config with the settings in a YAML or JSON file, or in the `config.json` of a run.
 
-        A file is read as `hypersphere train --config` reads it: a component that has the name of the default one, or no
-        name, changes the options of the default one.
+        A file changes the defaults, as in `hypersphere train --config`: a component that has the name of the default
+        one, or no name, changes the options of the default one (`Config().patched(…)`). The `config.json` of a run is
+        complete and read by `of`.
         """
         settings = read_settings(path)
         try:
@@ -354,7 +358,12 @@ def set_path(settings: Mapping[str, Any], path: str, value: Any) -> dict[str, An
     {'regularizers': [{'name': 'mhe', 'power': 1}]}
     """
     keys = path.split(".")
-    require(all(keys) and len(keys) <= DEEPEST, "path", f"at most {DEEPEST} names separated by dots", path[:80])
+    require(
+        all(keys) and len(keys) <= MAX_PATH_DEPTH,
+        "path",
+        f"at most {MAX_PATH_DEPTH} names separated by dots",
+        path[:80],
+    )
     return _set(_plain(settings, "settings"), keys, value, path)
 
 
@@ -454,7 +463,7 @@ def _component_of(value: Any, name: str) -> Component:
 def _require_float32(value: Any, name: str) -> None:
     """Raise a `ValueError` if a number in the options of a component overflows in the precision of training."""
     if isinstance(value, float):
-        require(abs(value) <= LARGEST, name, f"a number of at most {LARGEST:g}, the largest of float32", value)
+        require(abs(value) <= FLOAT32_MAX, name, f"a number of at most {FLOAT32_MAX:g}, the largest of float32", value)
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         _require_float32(item, f"{name}.{key}")
 

@@ -57,9 +57,9 @@ class Parallel(nn.Module):
         """Map inputs to features in this process, without communication between heads."""
         return self.objective.features(inputs)
 
-    def weight(self, labels: Tensor) -> float | Tensor:
+    def loss_denominator(self, labels: Tensor) -> float | Tensor:
         """Return the denominator of the mean loss of the full batch, of which `labels` are the part of this process."""
-        part = self.objective.weight(labels)
+        part = self.objective.loss_denominator(labels)
         return part if isinstance(part, float) else self.processes.all_reduce_(part.clone())
 
     def forward(

@@ -169,8 +169,8 @@ def minimize(
         steps: number of optimiser steps.
         scheduler: stepped once per optimiser step.
         prepare: maps each batch to the one that is used, for example on another device.
-        accumulate: batches per optimiser step. The objective must then accept `share` and `regularize`, see
-            `Objective.forward`: the gradient is that of one large batch.
+        accumulate: batches per optimiser step. The gradient is that of one large batch. The objective must have a
+            method `loss_denominator` and accept `share` and `regularize`, as `Objective` and `NextToken` do.
         clip: largest norm of the gradient of all parameters.
         scaler: loss scaling for float16. Steps with non-finite gradients are skipped.
         check_every: steps between checks that the loss is finite. Each check waits for the device.
@@ -180,37 +180,43 @@ def minimize(
         progress: state from which to continue; the first pass over `data` must then yield the rest of the current
             epoch.
     """
-    at = progress or Progress()
+    progress = progress or Progress()
     # If `steps` ended training with the last batch of an epoch, the first pass after resuming has no batches left.
-    may_be_empty = at.step > 0
+    may_be_empty = progress.step > 0
     history: list[Epoch] = []
-    while (epochs is None or at.epoch < epochs) and (steps is None or at.step < steps):
+
+    def end_epoch(began: float) -> None:
+        history.append(progress.end_epoch(time.perf_counter() - began))
+        if on_epoch is not None:
+            on_epoch(history[-1])
+
+    if progress.step == steps and progress.batches > 0:
+        end_epoch(time.perf_counter())  # training was stopped between the last step and the end of its epoch
+    while (epochs is None or progress.epoch < epochs) and (steps is None or progress.step < steps):
         began = time.perf_counter()
-        for group in _groups(data, accumulate, at.position):
-            check = at.step == 0 or (at.step + 1) % check_every == 0
+        for group in _groups(data, accumulate, progress.position):
+            check = progress.step == 0 or (progress.step + 1) % check_every == 0
             batches = [prepare(*_pair(batch)) for batch in group]
             optimizer.zero_grad(set_to_none=True)
-            loss = _backward(objective, batches, scaler, at, check=check)
+            loss = _backward(objective, batches, scaler, progress, check=check)
             _step(optimizer, clip, scaler)
             if check and scaler is not None and scaler.get_scale() < SMALLEST_SCALE:
                 reason = "the gradients overflow in float16 at every step, so none was taken"
-                raise FloatingPointError(f"training diverged in epoch {at.epoch + 1}: {reason}; {ADVICE}")
+                raise FloatingPointError(f"training diverged in epoch {progress.epoch + 1}: {reason}; {ADVICE}")
             if scheduler is not None:
                 scheduler.step()
-            sizes = [len(labels) for _, labels in group] if batch_sizes is None else batch_sizes[at.position :]
-            at.count_step(float(loss) if check else loss, len(group), sum(sizes[: len(group)]))
+            sizes = [len(labels) for _, labels in group] if batch_sizes is None else batch_sizes[progress.position :]
+            progress.count_step(float(loss) if check else loss, len(group), sum(sizes[: len(group)]))
             if on_step is not None:
-                on_step(at)
-            if at.step == steps:
+                on_step(progress)
+            if progress.step == steps:
                 break  # before another batch is read, so that `data` can continue from here
         else:
-            at.position = 0  # the next pass starts from the beginning
-        if at.batches > 0:
-            history.append(at.end_epoch(time.perf_counter() - began))
-            if on_epoch is not None:
-                on_epoch(history[-1])
+            progress.position = 0  # the next pass starts from the beginning
+        if progress.batches > 0:
+            end_epoch(began)
         elif not may_be_empty:
-            raise ValueError(f"data must yield batches again every epoch, but epoch {at.epoch + 1} had none")
+            raise ValueError(f"data must yield batches again every epoch, but epoch {progress.epoch + 1} had none")
         may_be_empty = False
     return history
 
@@ -245,24 +251,25 @@ def _backward(
     objective: nn.Module,
     batches: Sequence[Batch],
     scaler: torch.amp.GradScaler | None,
-    at: Progress,
+    progress: Progress,
     *,
     check: bool,
 ) -> Tensor:
-    """Add the gradients of the mean loss over the batches of a step; return this loss without synchronising."""
-    epoch, advice = at.epoch + 1, ADVICE if at.step > 0 else FIRST_ADVICE
+    """Accumulate the gradients of one optimiser step and return its mean loss as a device tensor."""
+    epoch, advice = progress.epoch + 1, ADVICE if progress.step > 0 else FIRST_ADVICE
     total = torch.zeros(())
-    weights = [objective.weight(y) for _, y in batches] if len(batches) > 1 else [1.0]  # type: ignore[operator]
+    inner: Any = _unwrapped(objective)
+    denominators = [inner.loss_denominator(y) for _, y in batches] if len(batches) > 1 else []
     for place, (x, y) in enumerate(batches):
         try:
             if len(batches) == 1:
                 loss = objective(x, y)
             else:  # regularisers do not depend on the batch: once per step
-                loss = objective(x, y, share=weights[place] / sum(weights), regularize=place == 0)
+                loss = objective(x, y, share=denominators[place] / sum(denominators), regularize=place == 0)
         except ValueError as error:
             # Scores overflow when training diverges, also while features and parameters are still finite.
             overflowed = isinstance(error, NonFiniteScoresError) and _finite(x)
-            if not overflowed and (not _finite(x) or _healthy(objective, x)):
+            if not overflowed and (not _finite(x) or _is_finite_on(objective, x)):
                 raise
             raise FloatingPointError(f"training diverged in epoch {epoch}: {error}; {advice}") from None
         require(loss.ndim == 0, "head", "one that returns a scalar loss, with reduction 'mean' or 'sum'", loss.shape)
@@ -297,11 +304,15 @@ def _finite(*tensors: Tensor) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
+def _unwrapped(objective: nn.Module) -> nn.Module:
+    """Return the module inside DDP, which does not forward methods."""
+    return objective.module if isinstance(objective, DistributedDataParallel) else objective
+
+
 @torch.no_grad()
-def _healthy(objective: nn.Module, x: Tensor) -> bool:
-    """Return True if the parameters, and the features if the objective defines them, are finite."""
-    inner = objective.module if isinstance(objective, DistributedDataParallel) else objective
-    features = getattr(inner, "features", None)
+def _is_finite_on(objective: nn.Module, x: Tensor) -> bool:
+    """Return True if the parameters, and the features of a batch if the objective defines them, are finite."""
+    features = getattr(_unwrapped(objective), "features", None)
     return _finite(*objective.parameters(), *([] if features is None else [features(x)]))
 
 

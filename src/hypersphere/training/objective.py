@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
 from hypersphere.robustness import Attack, adversarial_loss
 
@@ -69,10 +70,18 @@ class Objective(nn.Module):
         if self.attack is None or not self.training:
             loss = self.head(self.features(inputs), labels)
         else:
-            with self._autocast(inputs):
-                loss = adversarial_loss(
-                    self.network, inputs, labels, loss=self.head, attack=self.attack, weight=self.attack_weight
-                )
+            # The gradients of images would underflow in float16, so attacks then compute in float32.
+            model = self.features if self.precision == torch.bfloat16 else self.network
+            with evaluation_mode(self.network):
+                attacked = self.attack(model, inputs, labels, self.head)
+            loss = adversarial_loss(
+                self.features,
+                inputs,
+                labels,
+                loss=self.head,
+                attack=lambda *_: attacked,
+                weight=self.attack_weight,
+            )
         # Only the loss of the head depends on the batch; regularisers are added once per step, without this factor.
         loss = loss if share is None else loss * share
         for regularizer in (*self.regularizers, *self.penalties) if regularize else ():
@@ -81,7 +90,7 @@ class Objective(nn.Module):
             loss = loss + term
         return loss
 
-    def weight(self, labels: Tensor) -> float | Tensor:
+    def loss_denominator(self, labels: Tensor) -> float | Tensor:
         """Return the denominator of the mean loss of a batch: its number of rows, or the sum of their class weights."""
         head: Any = self.head
         if getattr(head, "reduction", "mean") == "sum":

@@ -77,10 +77,10 @@ def build_optimizer(
         separate.add(id(sampled))
     # All other rotations are a group of the main optimiser if they have a learning rate or decay.
     has_group = chosen.rotation_lr is not None or chosen.rotation_decay > 0
-    turning = {id(p) for p in rotation_parameters(objective)} - separate if has_group else set()
-    rotations = [p for group in groups for p in group["params"] if id(p) in turning]
+    grouped_rotations = {id(p) for p in rotation_parameters(objective)} - separate if has_group else set()
+    rotations = [p for group in groups for p in group["params"] if id(p) in grouped_rotations]
     for group in groups:
-        group["params"] = [p for p in group["params"] if id(p) not in separate | turning]
+        group["params"] = [p for p in group["params"] if id(p) not in separate | grouped_rotations]
     if chosen.layer_decay is not None:
         groups = _split_by_depth(groups, objective.network, rate, chosen.layer_decay)
     groups.append({"params": rotations, "weight_decay": chosen.rotation_decay, "lr": rotation_rate})

@@ -87,5 +87,5 @@ def restarts() -> int:
 
 def other_process_ended(error: RuntimeError) -> bool:
     """Return True if a collective failed because another process ended."""
-    message = str(error).lower()
-    return isinstance(error, dist.DistError) or any(word in message for word in ("gloo", "nccl", "has ended", "peer"))
+    message, signs = str(error).lower(), ("gloo", "nccl", "has ended", "by peer")
+    return isinstance(error, dist.DistError) or any(sign in message for sign in signs)

@@ -28,7 +28,7 @@ from hypersphere.training.calibration import RunCalibration
 from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
 from hypersphere.training.components import complete_settings, require_trust
 from hypersphere.training.config import CONFIG, Config, absolute_path
-from hypersphere.training.trackers import WANDB_ID
+from hypersphere.training.trackers import TENSORBOARD, WANDB_ID
 
 if sys.platform != "win32":
     import fcntl
@@ -177,7 +177,7 @@ class Run:
         return run
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the folder against other processes within the context; the system releases the lock of a killed process.
 
         Without effect on systems or disks without locks.
@@ -199,7 +199,9 @@ class Run:
             yield
 
     def discard(self) -> None:
-        """Delete config, metrics and `wandb.id`, and nothing else, so that the folder can hold another run.
+        """Delete config, metrics, TensorBoard events and `wandb.id`, so that the folder can hold another run.
+
+        Nothing else is deleted.
 
         Raises:
             ValueError: if the run has a checkpoint.
@@ -207,8 +209,9 @@ class Run:
         if self._has_checkpoints():
             refuse_existing(self.folder)
         # The config comes last: while it exists, this is still a run.
-        for name in (METRICS, WANDB_ID, CONFIG):
-            (self.folder / name).unlink(missing_ok=True)
+        events = (self.folder / TENSORBOARD).glob("events.out.tfevents.*")
+        for path in (*events, *(self.folder / name for name in (METRICS, WANDB_ID, CONFIG))):
+            path.unlink(missing_ok=True)
 
     # --- metrics
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 __all__ = ["Interrupts", "interrupts"]
 
-ECHO = 5.0  # torchrun may forward a signal that its workers already have: copies within these seconds are ignored
+ECHO_SECONDS = 5.0  # torchrun may forward a signal that its workers already have; such copies are ignored
 
 
 class Interrupts:
@@ -24,7 +24,7 @@ class Interrupts:
 
     Attributes:
         deferred: set it to True when training can stop after a step.
-        came: whether a deferred interrupt was received.
+        received: whether a deferred interrupt was received.
     """
 
     def __init__(self, echo: float = 0.0) -> None:
@@ -32,7 +32,7 @@ class Interrupts:
         self.at: float | None = None
 
     @property
-    def came(self) -> bool:
+    def received(self) -> bool:
         """Whether a deferred interrupt was received."""
         return self.at is not None
 
@@ -52,12 +52,12 @@ def interrupts() -> Iterator[Interrupts]:
 
     Example:
         >>> with interrupts() as signals:
-        ...     signals.deferred = True  # from here on, `Trainer(…, stop=lambda: signals.came)` can save
+        ...     signals.deferred = True  # from here on, `Trainer(…, stop=lambda: signals.received)` can save
         ...     signal.raise_signal(signal.SIGTERM)
-        >>> signals.came
+        >>> signals.received
         True
     """
-    handler = Interrupts(ECHO if "TORCHELASTIC_RUN_ID" in os.environ else 0.0)
+    handler = Interrupts(ECHO_SECONDS if "TORCHELASTIC_RUN_ID" in os.environ else 0.0)
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, handler) for number in numbers]
     try:

@@ -14,6 +14,8 @@ from hypersphere._validation import is_integer, require
 
 __all__ = ["NextToken", "TextWindows"]
 
+IGNORED = -100  # the label of tokens that `F.cross_entropy` leaves out
+
 
 class TextWindows:
     """Random windows of a text: tokens (batch, length) and the tokens that follow them. One pass yields one batch.
@@ -60,11 +62,25 @@ class NextToken(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Int[Tensor, "batch length"], labels: Int[Tensor, "batch length"]) -> Float[Tensor, ""]:
-        """Return the mean loss over all tokens."""
+    def forward(
+        self,
+        inputs: Int[Tensor, "batch length"],
+        labels: Int[Tensor, "batch length"],
+        share: float | Tensor | None = None,
+        regularize: bool = True,
+    ) -> Float[Tensor, ""]:
+        """Return the mean loss over all tokens, times `share` if the batch is a part of a larger one.
+
+        There are no regularisers, so `regularize` has no effect.
+        """
         output = self.model(inputs)
         logits = getattr(output, "logits", output)
-        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return loss if share is None else loss * share
+
+    def loss_denominator(self, labels: Int[Tensor, "batch length"]) -> Int[Tensor, ""]:
+        """Return the number of tokens that count in the loss."""
+        return (labels != IGNORED).sum()
 
     @torch.no_grad()
     def mean_loss(self, tokens: Int[Tensor, " text"], length: int, batch: int) -> float:

@@ -11,6 +11,7 @@ from hypersphere._validation import require_package
 
 __all__ = ["TRACKERS", "TensorBoard", "Tracker", "WeightsAndBiases", "flat"]
 
+TENSORBOARD = "tensorboard"  # the folder in the folder of a run with its TensorBoard events
 WANDB_ID = "wandb.id"  # the file in the folder of a run with its identifier at Weights & Biases
 
 
@@ -49,7 +50,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         step = max((line.get("step", 0) for line in run.metrics()), default=0)
-        self.writer: Any = SummaryWriter(str(run.folder / "tensorboard"), purge_step=step + 1 if step else None)
+        self.writer: Any = SummaryWriter(str(run.folder / TENSORBOARD), purge_step=step + 1 if step else None)
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Write the numbers of a line."""

@@ -75,6 +75,7 @@ class Trainer:
         self.best: dict[str, Any] = {"value": None, "step": None, "bad": 0}
         self.speed = math.nan
         self.finished = False
+        experiment.validation.metric_names()  # opens files of protocols: a missing one is reported before training
         if self.config.compile:
             experiment.network.compile()  # in place, so that names in checkpoints do not change
         modules = {"objective": experiment.objective, "ema": experiment.ema}
@@ -94,7 +95,7 @@ class Trainer:
         self._earlier_seconds = 0.0  # of the processes that trained this run before
         self._began = self._saved_at = time.perf_counter()
         self._save_seconds = 0.0  # of the last save
-        self._rate = self._next_rate()
+        self._step_rate = self._learning_rate()
         self._start_window()
 
     def __repr__(self) -> str:
@@ -125,7 +126,7 @@ class Trainer:
                     f"{checkpoint.path} is damaged: its state is not that of step {checkpoint.step}"
                 )
             self.saved = checkpoint.step
-            self._rate = self._next_rate()
+            self._step_rate = self._learning_rate()
         if self.processes.rank == 0:
             self.run.rewind(self._is_past)
             for line in self.run.metrics():
@@ -141,7 +142,7 @@ class Trainer:
         self._start_trackers()
         objective = experiment.objective if self.processes.size == 1 else Parallel(experiment.objective)
         try:
-            if self._is_patient():
+            if self._should_continue():
                 minimize(
                     objective,
                     experiment.loader,
@@ -189,14 +190,14 @@ class Trainer:
         self.experiment.after_step(progress.step)
         if progress.step % config.log_every == 0 or progress.step == 1:
             self._log_step()
-        self._rate = self._next_rate()
+        self._step_rate = self._learning_rate()
         improved = False
         if chosen.every_unit == "steps" and progress.step % chosen.every == 0 and progress.step < self.steps:
             improved = self._validate({"kind": "validation", "epoch": progress.epoch, "step": progress.step})
         if self.on_step is not None:
             self.on_step(self)
         is_within = progress.step % self.experiment.steps_per_epoch != 0  # otherwise the end of the epoch saves
-        ended = not self._is_patient()
+        ended = not self._should_continue()
         stop, save = self._any(self.stop(), ended or improved or (is_within and self._is_due()))
         if stop or save:
             self._save()
@@ -209,12 +210,12 @@ class Trainer:
     def _after_epoch(self, epoch: Epoch) -> None:
         chosen, ended = self.config.validation, self.progress.step >= self.steps
         line: dict[str, Any] = {"kind": "epoch", "epoch": epoch.number, "step": self.progress.step, "loss": epoch.loss}
-        is_due = ended or (chosen.every_unit == "epochs" and epoch.number % chosen.every == 0)
+        is_due = ended or (chosen.every_unit == "epochs" and self._is_scheduled())
         improved = self._validate(line, measure=is_due)
         self.history.append(line)
         if self.on_step is not None:
             self.on_step(self)
-        ended = ended or not self._is_patient()
+        ended = ended or not self._should_continue()
         (save,) = self._any(ended or improved or self._is_due(self._save_seconds / SAVING_SHARE))
         if save:
             self._save()
@@ -254,16 +255,19 @@ class Trainer:
         return improved
 
     def _is_scheduled(self) -> bool:
-        """Return False for the validation at the end of training if a longer run would not have it.
+        """Return True after a number of steps or passes over the data that is a multiple of `validation.every`.
 
-        It does not count against `patience`: a run that is extended continues as the longer run would.
+        A validation at the end of training that is not scheduled does not count against `patience`: a run that is
+        extended continues as the longer run would. The number of the epoch is not used, because a run that ended within
+        a pass has counted an additional epoch.
         """
         chosen = self.config.validation
         if chosen.every_unit == "steps":
             return self.progress.step % chosen.every == 0
         return self.progress.step % (chosen.every * self.experiment.steps_per_epoch) == 0
 
-    def _is_patient(self) -> bool:
+    def _should_continue(self) -> bool:
+        """Return False if `validation.patience` ends training."""
         patience = self.config.validation.patience
         return patience is None or self.best["bad"] < patience
 
@@ -278,7 +282,7 @@ class Trainer:
                 "epoch": self.progress.epoch,
                 "seconds": round(self.seconds, 3),
                 "loss": float(self.progress.loss),
-                "rate": self._rate,
+                "rate": self._step_rate,
                 "examples_per_second": round(self.speed, 1),
             }
         )
@@ -288,7 +292,7 @@ class Trainer:
         """Measure the speed from now on."""
         self._window = time.perf_counter(), self.seen
 
-    def _next_rate(self) -> float:
+    def _learning_rate(self) -> float:
         return float(self.experiment.optimizer.param_groups[0]["lr"])
 
     # --- checkpoints

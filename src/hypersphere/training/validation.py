@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from hypersphere import data
 from hypersphere._collectives import Processes
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
+from hypersphere.data.images import as_floats
 from hypersphere.data.loading import batch_sizes, rows_of_rank
 from hypersphere.data.pairs import draw_possible_pairs
 from hypersphere.energy import layer_energies
@@ -23,7 +25,7 @@ from hypersphere.evaluation import first_of_each, identify, retrieve, verify
 from hypersphere.heads import NonFiniteScoresError, ShardedHead
 from hypersphere.training.objective import Objective
 
-__all__ = ["PROTOCOLS", "Validator", "as_floats", "gathered_class_vectors"]
+__all__ = ["PROTOCOLS", "Validator", "gathered_class_vectors"]
 
 DIVERGED = "training diverged: the features or scores of validation data are not finite"
 
@@ -84,7 +86,7 @@ class VerificationProtocol:
             return split
         shape = (split.outline() or {"shape": []})["shape"]
         require(
-            len(shape) == 3, "validation.protocols", "without a .bin file, because the data are no images", self.pairs
+            len(shape) == 3, "validation.protocols", "without a .bin file, because the data are not images", self.pairs
         )
         source = data.BinSource(self.pairs, size=(shape[1], shape[2]), grey=shape[0] == 1)
         return replace(split, validation=source, pairs=source.pairs, open_set=True)
@@ -92,11 +94,13 @@ class VerificationProtocol:
     def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
         """Return accuracy, equal error rate and area under the curve."""
         pairs = self.chosen_pairs(labels, split)
-        # Without pairs of examples that cannot be decoded.
-        pairs = pairs.subset((labels[pairs.first] >= 0) & (labels[pairs.second] >= 0))
-        folds: Any = pairs.fold if pairs.folds > 1 else min(10, int(pairs.same.sum()), int((~pairs.same).sum()))
-        first, second = features[pairs.first], features[pairs.second]
-        result = verify(first, second, pairs.same, folds=folds, subtract_mean=self.subtract_mean)
+        result = verify(
+            features[pairs.first],
+            features[pairs.second],
+            pairs.same,
+            folds=_folds_of(pairs),
+            subtract_mean=self.subtract_mean,
+        )
         return {name: getattr(result, name) for name in self.metrics}
 
     def draws_pairs(self, split: data.DataSplit) -> bool:
@@ -104,12 +108,37 @@ class VerificationProtocol:
         return self.pairs is None and split.pairs is None
 
     def chosen_pairs(self, labels: Tensor, split: data.DataSplit) -> data.Pairs:
-        """Return the pairs of examples with these labels: those of the file or of the data, or drawn ones."""
+        """Return the pairs of the file or of the data, or drawn ones.
+
+        Examples that cannot be decoded have a negative label and are in no pair.
+
+        Raises:
+            ValueError: if there are fewer than two pairs of a kind, so that no threshold can be cross-validated.
+        """
         source = split.validation
         assert source is not None
-        if self.pairs is not None and not self._has_images:
-            return data.read_pairs(self.pairs, [source.name(index) for index in range(len(source))])
-        return draw_possible_pairs(labels, self.folds, self.per_fold, self.seed) if split.pairs is None else split.pairs
+        if self.draws_pairs(split):
+            readable = (labels >= 0).nonzero().flatten()
+            drawn = draw_possible_pairs(labels[readable], self.folds, self.per_fold, self.seed)
+            pairs = replace(drawn, first=readable[drawn.first], second=readable[drawn.second])
+        else:
+            pairs = split.pairs  # type: ignore[assignment]
+            if self.pairs is not None and not self._has_images:
+                pairs = data.read_pairs(self.pairs, [source.name(index) for index in range(len(source))])
+            pairs = pairs.subset((labels[pairs.first] >= 0) & (labels[pairs.second] >= 0))
+        same = int(pairs.same.sum())
+        accepted = "at least two of the same class and two of different classes"
+        require(min(same, len(pairs) - same) >= 2, "verification pairs", accepted, f"{same} and {len(pairs) - same}")
+        return pairs
+
+
+def _folds_of(pairs: data.Pairs) -> Tensor | int:
+    """Return the folds of pairs, or a number of folds if there is one fold or if a fold has pairs of one kind only."""
+    different = ~pairs.same
+    counts = [pairs.fold[kind].bincount(minlength=pairs.folds) for kind in (pairs.same, different)]
+    if pairs.folds > 1 and bool(torch.stack(counts).all()):
+        return pairs.fold
+    return min(10, int(pairs.same.sum()), int(different.sum()))
 
 
 @dataclass(frozen=True)
@@ -175,17 +204,25 @@ class Validator:
         self.split, self.energy = split, energy
         size = batch_size if split.graph is None or split.validation is None else len(split.validation)
         self.batch_size, self.broken, self.workers = size, broken, workers
-        # Protocols on the held-out data share one pass over them; others read data of their own.
-        self._passes: list[tuple[data.DataSplit, dict[str, Any]]] = [(split, {})]
-        for name, protocol in protocols.items():
-            its_split = protocol.split(split) if hasattr(protocol, "split") else split
-            if its_split is split:
-                self._passes[0][1][name] = protocol
-            else:
-                self._passes.append((its_split, {protocol.label: protocol}))
+        self._protocols = dict(protocols)
 
     def __repr__(self) -> str:
-        return f"Validator({', '.join([*self.metric_names(), *['energy'] * self.energy])})"
+        return f"Validator({', '.join([*self._protocols, *['energy'] * self.energy])})"
+
+    @cached_property
+    def _passes(self) -> list[tuple[data.DataSplit, dict[str, Any]]]:
+        """Data and their protocols: those on the held-out data share one pass over them, others read other data.
+
+        Files of protocols are opened here, so that a run can be opened where they do not exist.
+        """
+        passes: list[tuple[data.DataSplit, dict[str, Any]]] = [(self.split, {})]
+        for name, protocol in self._protocols.items():
+            its_split = protocol.split(self.split) if hasattr(protocol, "split") else self.split
+            if its_split is self.split:
+                passes[0][1][name] = protocol
+            else:
+                passes.append((its_split, {protocol.label: protocol}))
+        return passes
 
     def protocols(self) -> Iterator[tuple[str, Any, data.DataSplit]]:
         """Iterate over the name, the protocol and its data, of all protocols that have held-out data."""
@@ -273,11 +310,11 @@ class Validator:
         # All processes raise or none, because they wait for each other below.
         if processes.all_reduce_(failures) > 0:
             raise FloatingPointError(DIVERGED)
-        labels = self._in_order(torch.cat(label_parts), len(source), device)
-        features = self._in_order(torch.cat(feature_parts), len(source), device) if keep else torch.empty(0)
+        labels = self._rows_in_order(torch.cat(label_parts), len(source), device)
+        features = self._rows_in_order(torch.cat(feature_parts), len(source), device) if keep else torch.empty(0)
         return features, labels, processes.all_reduce_(hits).cpu()
 
-    def _in_order(self, part: Tensor, count: int, device: torch.device) -> Tensor:
+    def _rows_in_order(self, part: Tensor, count: int, device: torch.device) -> Tensor:
         """Return the rows of all processes in the order of the data, of which this process has a part."""
         processes = Processes()
         if processes.size == 1:
@@ -294,11 +331,6 @@ class Validator:
         for rows, values in zip(reversed(positions), reversed(gathered), strict=True):
             ordered[rows] = values
         return ordered
-
-
-def as_floats(inputs: Tensor) -> Tensor:
-    """Return uint8 images as floats in [0, 1], and other inputs as they are."""
-    return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
 
 
 @torch.no_grad()
