@@ -8,8 +8,7 @@ from hypersphere.robustness.accuracy import (
     plot_accuracy,
     plot_strength,
 )
-from hypersphere.robustness.attacks import ATTACKS, BIM, FGSM, Attack, Classifier, DeepFool
-from hypersphere.robustness.foolbox import Foolbox
+from hypersphere.robustness.attacks import ATTACKS, BIM, FGSM, Attack, Classifier, DeepFool, Foolbox
 from hypersphere.robustness.training import adversarial_loss
 
 __all__ = [
