@@ -30,7 +30,7 @@ def calibration(method="logistic"):
 
 RESULTS = {
     "verification": verification,
-    "all pairs": lambda: hs.evaluation.verify_blocks(hs.evaluation.AllPairs(*features()), rates=[0.1, 1e-6]),
+    "all pairs": lambda: hs.evaluation.verify_blocks(hs.evaluation.AllPairs(*features()), far=[0.1, 1e-6]),
     "roc": lambda: verification().roc,
     "identification": lambda: hs.evaluation.identify(*features(), ranks=[1, 5]),
     "logistic": calibration,

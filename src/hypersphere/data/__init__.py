@@ -1,8 +1,8 @@
 """Data sets and pair protocols, read from your files and verified. Nothing is downloaded.
 
 A loader is called as `loader(split, root)`, or as `loader(root)` if the data set has no splits. `root` is the folder
-that contains all data sets; without it, the environment variable HYPERSPHERE_DATA names that folder. To add a data set,
-write a loader and list it in DATASETS.
+that contains all data sets; without it, the environment variable HYPERSPHERE_DATA names that folder. DATASETS lists
+these loaders. `hypersphere train` chooses from DATA, whose entries return a `DataSplit` (`data/menu.py`).
 """
 
 from collections.abc import Callable

@@ -113,4 +113,6 @@ def published_outline(name: str, options: Mapping[str, Any]) -> DataSplit | None
         channels = 1 if options["grey"] else 3
     pool = int(options.get("pool") or 1)
     shape = [channels, height // pool, width // pool]
-    return DataSplit.blank({"shape": shape, "dtype": "uint8", "classes": [str(label) for label in range(classes)]})
+    return DataSplit.random_like(
+        {"shape": shape, "dtype": "uint8", "classes": [str(label) for label in range(classes)]}
+    )

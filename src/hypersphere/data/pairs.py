@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from hypersphere._validation import require
-from hypersphere.data._files import DamagedData, MissingData, read_text
+from hypersphere.data._files import DamagedData, MissingData, is_count, read_text
 from hypersphere.data.containers import Indices, require_tensor, to_positions
 
 MAX_FOLD_DIGITS = 6  # folds are counted up to the largest number, so it is bounded
@@ -107,7 +107,7 @@ def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
     lines = [(number, line.strip()) for number, line in enumerate(read_text(path).splitlines(), start=1)]
     lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
     # Only the list of LFW begins with a line of one or two numbers.
-    if lines and len(lines[0][1].split()) <= 2 and all(map(_is_number, lines[0][1].split())):
+    if lines and len(lines[0][1].split()) <= 2 and all(map(is_count, lines[0][1].split())):
         return lfw_pairs_from_lines(lines, names, path)
     position = {name: number for number, name in enumerate(names)}
     rows = []
@@ -131,7 +131,7 @@ def lfw_pairs_from_lines(lines: Sequence[tuple[int, str]], names: Sequence[str],
     # The list has no file suffixes, so images may have any format.
     position = {name.rsplit(".", 1)[0]: number for number, name in enumerate(names)}
     header = lines[0][1].split() if lines else []
-    if len(header) not in (1, 2) or not all(map(_is_number, header)):
+    if len(header) not in (1, 2) or not all(map(is_count, header)):
         raise DamagedData(f"{path} must begin with the numbers of folds and pairs, not {' '.join(header)!r}")
     # The lists of View 1 (pairsDevTrain.txt) are one fold and begin with the number of pairs alone.
     folds, per_fold = (1, int(header[0])) if len(header) == 1 else map(int, header)
@@ -144,7 +144,7 @@ def lfw_pairs_from_lines(lines: Sequence[tuple[int, str]], names: Sequence[str],
         same = rank < per_fold
         fields = line.split("\t")
         image_numbers = fields[1:] if same else fields[1::2]
-        if len(fields) != (3 if same else 4) or not all(map(_is_number, image_numbers)):
+        if len(fields) != (3 if same else 4) or not all(map(is_count, image_numbers)):
             expected = "name, number, number" if same else "name, number, name, number"
             raise DamagedData(f"{path} line {number} must be {expected}, not {line!r}")
         first_person, second_person = fields[0], fields[0] if same else fields[2]
@@ -157,11 +157,6 @@ def lfw_pairs_from_lines(lines: Sequence[tuple[int, str]], names: Sequence[str],
                 raise DamagedData(f"{path} line {number} must name one of the {len(position)} images, not {name!r}")
         rows.append((position[first], position[second], same, fold))
     return pairs_from_rows(rows)
-
-
-def _is_number(text: str) -> bool:
-    # Bounded, because `int` rejects more than 4,300 digits with an error that does not name the file.
-    return text.isdecimal() and len(text) < 10
 
 
 def draw_pairs(labels: Int[Tensor, " items"], *, folds: int = 10, per_fold: int = 300, seed: int = 0) -> Pairs:

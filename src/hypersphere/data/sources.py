@@ -465,7 +465,7 @@ def report_classes(root: Path, present: Collection[str], empty: Collection[str],
         warn_user(f"{root}: class folders without images are ignored: {listed}{rest}")
 
 
-class Central:
+class CenterCropped:
     """A source of images without a margin: the central window, `margin` pixels smaller in height and width."""
 
     def __init__(self, source: Source, margin: int) -> None:

@@ -27,7 +27,7 @@ from hypersphere.evaluation.features import Pca, concatenate, fit_pca, mirrored_
 from hypersphere.evaluation.few_shot import Episodes, FewShot, draw_episodes, few_shot
 from hypersphere.evaluation.generation import InceptionScore, inception_score
 from hypersphere.evaluation.groups import GroupRates, rates_by_group
-from hypersphere.evaluation.identification import Identification, OpenSet, first_of_each, identify
+from hypersphere.evaluation.identification import Identification, OpenSet, first_of_each, identify, identify_by_first
 from hypersphere.evaluation.intervals import Interval, bootstrap
 from hypersphere.evaluation.landscape import Landscape, landscape
 from hypersphere.evaluation.mates import MateRanks, rank_mates
@@ -89,6 +89,7 @@ __all__ = [
     "first_of_each",
     "fit_pca",
     "identify",
+    "identify_by_first",
     "inception_score",
     "inter_class_angle",
     "intra_class_angle",

@@ -2,7 +2,6 @@
 
 from hypersphere._deprecation import deprecated_names
 from hypersphere.report import charts
-from hypersphere.report._text import printable
 from hypersphere.report.charts import Series, figure_svg
 from hypersphere.report.images import Images
 from hypersphere.report.measured import run_result
@@ -54,7 +53,6 @@ __all__ = [
     "markdown",
     "page_html",
     "print_table",
-    "printable",
     "project",
     "recipe_page",
     "result_page",

@@ -12,7 +12,7 @@ import torch
 from hypersphere._validation import require
 from hypersphere.energy.inspect import Inspection
 from hypersphere.evaluation import Calibration, Identification, OperatingPoint, Roc, RocPoints, Verification, roc
-from hypersphere.report import _blocks, charts
+from hypersphere.report import _sections, charts
 from hypersphere.report.neurons import inspection_page, layer_tables
 from hypersphere.report.page import Chart, Page, Section, SideBySide
 from hypersphere.report.runs import MOST_COMPARED
@@ -88,7 +88,7 @@ def _score_chart(scores: torch.Tensor, same: torch.Tensor) -> Chart:
 
 def _roc_page(curve: Roc) -> Page:
     rows = [("equal error rate", f"{curve.eer:.2%}"), ("area under the curve", f"{curve.auc:.4f}")]
-    sections: list[Section] = [_metrics(rows), *([_blocks.roc_chart({"TAR": [curve]})] if _can_draw() else [])]
+    sections: list[Section] = [_metrics(rows), *([_sections.roc_chart({"TAR": [curve]})] if _can_draw() else [])]
     return Page("ROC curve", f"{curve.positives:,.0f} same and {curve.negatives:,.0f} different pairs.", sections)
 
 
@@ -110,7 +110,7 @@ def _verification_page(verified: Verification) -> Page:
     sections: list[Section] = [_metrics(rows), _point_table(verified.points, verified.roc.negatives)]
     if _can_draw():
         scores = _score_chart(verified.scores, verified.same)
-        sections.append(SideBySide("", [scores, _blocks.roc_chart({"TAR": [verified.roc]})]))
+        sections.append(SideBySide("", [scores, _sections.roc_chart({"TAR": [verified.roc]})]))
     same = int(verified.same.sum())
     lead = f"{same:,} same and {len(verified.same) - same:,} different pairs in {len(verified.accuracies)} folds."
     return Page("Verification", lead, sections)
@@ -120,7 +120,7 @@ def _identification_page(result: Identification) -> Page:
     ranks = [(str(rank), accuracy) for rank, accuracy in result.accuracy.items()]
     sections: list[Section] = [Table("", [Column("rank"), Column("identified", format=".2%")], ranks)]
     if _can_draw():
-        sections.append(_blocks.cmc_chart({"identified": [result]}, DEPTH))
+        sections.append(_sections.cmc_chart({"identified": [result]}, DEPTH))
     strangers = len(result.mated) - int(result.mated.sum())
     lead = f"{len(result.ranks):,} probes among {result.entries:,} entries."
     return Page("Identification", lead + f" {strangers:,} probes have no mate." * bool(strangers), sections)
