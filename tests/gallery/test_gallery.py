@@ -448,7 +448,7 @@ def test_matches_are_printed_as_a_table():
     assert [line.split() for line in lines[1:4]] == [
         ["query", "rank", "cosine", "name"],
         ["0", "1", "1.0000", "ada"],
-        ["2", "0.6000", "'bell\\x07'"],
+        ["2", "0.6000", "bell\\x07"],
     ]
     assert "2 embeddings" in repr(gallery)
     assert str(Matches(torch.empty(0, 0), (), torch.empty(0, 0, dtype=torch.int64))).startswith("0 queries")

@@ -5,7 +5,7 @@ from hypersphere.report import charts
 from hypersphere.report.charts import Series, figure_svg
 from hypersphere.report.images import Images
 from hypersphere.report.measured import run_result
-from hypersphere.report.neurons import inspection_page, layer_table
+from hypersphere.report.neurons import angle_chart, inspection_page, layer_table
 from hypersphere.report.page import (
     Chart,
     Page,
@@ -42,6 +42,7 @@ __all__ = [
     "Table",
     "Tabs",
     "Text",
+    "angle_chart",
     "best_cells",
     "charts",
     "class_colors",
