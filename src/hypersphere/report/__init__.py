@@ -20,7 +20,7 @@ from hypersphere.report.page import (
 )
 from hypersphere.report.palette import class_colors
 from hypersphere.report.recipes import RecipeResults, recipe_page, summary_table, write_recipe_page
-from hypersphere.report.results import evaluation_table, result_page
+from hypersphere.report.results import accuracy_chart, evaluation_table, result_page, strength_chart
 from hypersphere.report.runs import RunResult, run_page
 from hypersphere.report.spheres import Projection, Sphere, Spheres, project
 from hypersphere.report.tables import Column, Table, best_cells, markdown, print_table
@@ -42,6 +42,7 @@ __all__ = [
     "Table",
     "Tabs",
     "Text",
+    "accuracy_chart",
     "angle_chart",
     "best_cells",
     "charts",
@@ -59,6 +60,7 @@ __all__ = [
     "result_page",
     "run_page",
     "run_result",
+    "strength_chart",
     "summary_table",
     "write_page",
     "write_recipe_page",

@@ -17,8 +17,9 @@ from hypersphere.report.neurons import inspection_page, layer_tables
 from hypersphere.report.page import Chart, Page, Section, SideBySide
 from hypersphere.report.runs import MOST_COMPARED
 from hypersphere.report.tables import Column, Table
+from hypersphere.robustness import RobustAccuracy, Strength
 
-__all__ = ["evaluation_table", "result_page"]
+__all__ = ["accuracy_chart", "evaluation_table", "result_page", "strength_chart"]
 
 CALIBRATED_RATES = (0.1, 0.01, 0.001)  # false accept rates for which the page of a calibration shows thresholds
 DEPTH = 50  # ranks of a drawn CMC curve
@@ -58,6 +59,43 @@ def evaluation_table(results: Mapping[str, Any]) -> Table:
         rows = [[metric, value, origin] for metric, value, _, origin in rows]
     columns = [Column(heading) for heading in headings]
     return Table(f"Evaluation of {results['source']}", columns, rows, "\n".join(_captions(results)))
+
+
+def accuracy_chart(results: Mapping[str, RobustAccuracy]) -> Any:
+    """Return an Altair chart of accuracy under attack over ε in units of 1/255, with one curve per model.
+
+    The accuracy without an attack is shown at ε = 0.
+
+    Args:
+        results: results of `hypersphere.robustness.accuracy_under` by name of the model.
+    """
+    require(len(results) > 0, "results", "a mapping with at least one result", results)
+    series = []
+    for name, result in results.items():
+        points = sorted({0.0: result.clean, **dict(zip(result.epsilons, result.accuracies, strict=True))}.items())
+        values = [accuracy for _, accuracy in points]
+        series.append(charts.Series(name, values, x=[255 * epsilon for epsilon, _ in points]))
+    attacks = sorted({result.attack + ", transferred" * result.transferred for result in results.values()})
+    chart = charts.lines(series, x_name="ε · 255", y_name="accuracy", format=".1%", limits=(0.0, 1.0))
+    return chart.properties(title=f"accuracy under {'; '.join(attacks)}", width=460, height=300)
+
+
+def strength_chart(results: Mapping[str, Strength], norm: str = "l2") -> Any:
+    """Return an Altair chart of the sorted norms of the perturbations that fooled a model (thesis, figure C.1).
+
+    Images that are still classified correctly are left out. Images that were misclassified before the attack are
+    included; DeepFool does not change them, so their norm is zero.
+
+    Args:
+        results: results of `hypersphere.robustness.fooling_strength` by name of the model.
+        norm: "l2" or "linf".
+    """
+    require(norm in ("l2", "linf"), "norm", "'l2' or 'linf'", norm)
+    strengths = {name: one.norms(norm)[one.fooled].sort().values for name, one in results.items()}
+    series = [charts.Series(name, values) for name, values in strengths.items() if len(values)]
+    require(len(series) > 0, "results", "a mapping with at least one model that was fooled", list(results))
+    chart = charts.lines(series, x_name="image, sorted", y_name=f"strength ({norm})")
+    return chart.properties(width=460, height=300)
 
 
 def _can_draw() -> bool:
