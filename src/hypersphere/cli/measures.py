@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hypersphere import data, evaluation, heads
-from hypersphere._numerics import evenly_spaced
 from hypersphere._validation import require
 from hypersphere.cli.opening import Opened
 from hypersphere.data.embeddings import Embeddings, read_array, read_embeddings
@@ -84,7 +83,8 @@ def measure_run(opened: Opened, protocol: Protocol) -> dict[str, Any]:
     if protocol.mirror:
         features, _ = opened.embed(source, mirror=True)
     if protocol.pca is not None:
-        train = data.subset(split.train, evenly_spaced(len(split.train), MOST_FITTED))
+        count = len(split.train)
+        train = data.subset(split.train, torch.linspace(0, count - 1, min(count, MOST_FITTED)).long())
         fitted_on, _ = opened.embed(opened.experiment.readable(train), mirror=protocol.mirror)
         features = evaluation.fit_pca(fitted_on, protocol.pca)(features)
     names = tuple(source.name(index) for index in range(len(source)))

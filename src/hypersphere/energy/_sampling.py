@@ -1,15 +1,28 @@
-"""Random draws by a seed and a number, which are the same on every rank and after resuming."""
+"""Draws that are the same on every rank and after resuming: random ones by a seed and a number, and spaced rows."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from hypersphere._validation import is_integer, require
 
-__all__ = ["MAX_NEURONS", "check_seed", "seeded_generator"]
+__all__ = ["MAX_NEURONS", "check_seed", "evenly_spaced", "seeded_generator"]
 
 # Statistics of pairs use at most this many neurons of a layer, because their cost grows with the square.
 MAX_NEURONS = 2048
+
+
+def evenly_spaced(count: int, max_neurons: int = MAX_NEURONS) -> Tensor:
+    """Return the indices of at most `max_neurons` evenly spaced rows among `count`.
+
+    The rows are the same in every call, so that the statistics of a layer can be compared between steps.
+
+    >>> evenly_spaced(7, 3).tolist()
+    [0, 3, 6]
+    """
+    # In float64: the last index would be rounded up beyond the last row in float32 if there are more than 2²⁴ rows.
+    return torch.linspace(0, count - 1, min(count, max_neurons), dtype=torch.float64).long()
 
 
 def check_seed(seed: object) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hypersphere import _numerics
 from hypersphere._layer_selection import layers_of
 from hypersphere._validation import is_integer, require
-from hypersphere.energy._sampling import MAX_NEURONS
+from hypersphere.energy._sampling import MAX_NEURONS, evenly_spaced
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, kernel_of
 
@@ -212,7 +212,7 @@ def mean_energy(energies: Mapping[str, float]) -> float:
 
 def _sample(rows: Tensor) -> Tensor:
     """Return at most `MAX_NEURONS` rows, evenly spaced."""
-    return rows if len(rows) <= MAX_NEURONS else rows[_numerics.evenly_spaced(len(rows), MAX_NEURONS).to(rows.device)]
+    return rows if len(rows) <= MAX_NEURONS else rows[evenly_spaced(len(rows)).to(rows.device)]
 
 
 def _check_classes(w: Tensor, labels: Tensor, counted: Tensor | None) -> None:

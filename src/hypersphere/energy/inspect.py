@@ -16,7 +16,7 @@ from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_argument
 from hypersphere._notebook import NotebookResult
 from hypersphere._validation import is_integer, require
-from hypersphere.energy._sampling import MAX_NEURONS, check_seed
+from hypersphere.energy._sampling import MAX_NEURONS, check_seed, evenly_spaced
 from hypersphere.energy._weight_files import UnreadableWeights, read_neurons
 from hypersphere.energy.random_directions import random_energy
 from hypersphere.functions._pairwise import PairSum, pair_energy
@@ -233,7 +233,7 @@ def _inspect_rows(
     """Measure the neurons (N, d) of one layer. The arguments are those of `inspect`."""
     n, d = w.shape
     # Statistics of pairs use a sample of the rows of a large layer.
-    index = _numerics.evenly_spaced(n, max_neurons).to(w.device)
+    index = evenly_spaced(n, max_neurons).to(w.device)
     rows = w[index]
     rows = rows if rows.dtype == torch.float64 else rows.float()
     unit = sphere.polar(rows)[1]

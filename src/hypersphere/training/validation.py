@@ -13,12 +13,11 @@ from torch.nn.utils import parametrize
 
 from hypersphere import data
 from hypersphere._modes import evaluation_mode
-from hypersphere._numerics import evenly_spaced
 from hypersphere._validation import require
 from hypersphere.data.loading import batch_sizes, rows_of_rank
 from hypersphere.data.pairs import draw_possible_pairs
 from hypersphere.energy import layer_energies
-from hypersphere.energy._sampling import MAX_NEURONS
+from hypersphere.energy._sampling import evenly_spaced
 from hypersphere.evaluation import identify_by_first, retrieve, verify
 from hypersphere.heads import NonFiniteScoresError, ShardedHead
 from hypersphere.heads._collectives import Processes
@@ -307,7 +306,7 @@ def gathered_class_vectors(head: Any) -> Tensor | None:
     if not isinstance(head, ShardedHead):
         return head.weight
     centers = head.head.num_centers
-    chosen, sizes = evenly_spaced(head.num_classes * centers, MAX_NEURONS), [size * centers for size in head.sizes]
+    chosen, sizes = evenly_spaced(head.num_classes * centers), [size * centers for size in head.sizes]
     counts = [len(part) for part in _by_owner(chosen, sizes)]
     mine = _by_owner(chosen, sizes)[head.processes.rank] - head.rows.start
     return head.processes.gather_at_first(head.weight[mine.to(head.weight.device)], counts)
