@@ -1,7 +1,8 @@
-"""Atomic file writing: after a kill or a power cut, a file is either complete or absent."""
+"""Atomic file writing: after a kill or a power cut, a file is either complete or absent. Checksums of files."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MARK", "creating", "flush", "make_folder", "replacing", "strict_json"]
+__all__ = ["MARK", "creating", "file_summary", "flush", "make_folder", "replacing", "strict_json"]
 
 MARK = "written by hypersphere"  # in files that commands write, so that they replace no others
 
@@ -101,3 +102,13 @@ def strict_json(value: Any, *, indent: int | None = None) -> str:
         return None if isinstance(item, float) and not math.isfinite(item) else item
 
     return json.dumps(finite(value), indent=indent, allow_nan=False)
+
+
+def file_summary(path: Path) -> dict[str, Any]:
+    """Return the size and the SHA-256 checksum of a file, which is read in parts."""
+    checksum, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            checksum.update(part)
+            size += len(part)
+    return {"bytes": size, "sha256": checksum.hexdigest()}

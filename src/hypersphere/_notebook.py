@@ -12,6 +12,9 @@ class NotebookResult:
     """Gives a result the method with which notebooks display it, in a frame whose styles cannot reach the notebook."""
 
     def _repr_html_(self) -> str:
-        # Imported by name at the first use: the package that draws pages builds on those of the results.
-        report: Any = importlib.import_module("hypersphere.report")
-        return report.result_page(self)._repr_html_()
+        return self._report().result_page(self)._repr_html_()
+
+    @staticmethod
+    def _report() -> Any:
+        # Imported by name at the first use: the package that draws pages builds on the packages of the results.
+        return importlib.import_module("hypersphere.report")

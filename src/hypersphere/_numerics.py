@@ -41,6 +41,7 @@ __all__ = [
     "cotangent",
     "custom_backward_allowed",
     "distance_floor",
+    "evenly_spaced",
     "exact_difference_threshold",
     "in_backward",
     "in_functorch",
@@ -439,3 +440,15 @@ def cosecant(c: Tensor) -> Tensor:
     # `threshold` replaces squared sines that are not positive by infinity, whose reciprocal root is zero. It is one
     # kernel without a boolean mask, and it leaves a NaN unchanged.
     return torch.threshold_(squared_sine, 0.0, math.inf).rsqrt_()
+
+
+def evenly_spaced(count: int, most: int) -> Tensor:
+    """Return at most `most` evenly spaced indices of `count` rows, with the first and the last row.
+
+    The rows are the same in every call, so that statistics of them can be compared.
+
+    >>> evenly_spaced(7, 3).tolist()
+    [0, 3, 6]
+    """
+    # In float64: the last index would be rounded up beyond the last row in float32 if there are more than 2²⁴ rows.
+    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).long()

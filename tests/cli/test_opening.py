@@ -200,6 +200,12 @@ def test_landscape_leaves_out_broken_files_if_the_run_skips_them(photos, succeed
     assert ">Landscape<" in (run.folder / "report.html").read_text(encoding="utf-8")
 
 
+def test_landscape_rejects_a_run_that_is_tested_on_other_classes(fails, tmp_path):
+    run = train(tmp_path / "run", data={"name": "generated", "classes": 8, "open_set": True}, epochs=1)
+    problem = f"a landscape needs a run that is tested on its training classes, not {run.folder}"
+    assert problem in fails(2, "report", run.folder, "--landscape")
+
+
 @pytest.mark.parametrize("name", ["evaluate", "embed", "attack", "report", "inspect"])
 def test_commands_accept_a_device(name, plain, succeeds, fails, monkeypatch, tmp_path):
     more = {"embed": ["--out", "e.npy"], "report": ["--out", "r.html"], "evaluate": ["--bootstrap", 0]}

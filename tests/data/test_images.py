@@ -1,5 +1,6 @@
 import pickle
 import struct
+import sys
 import warnings
 import zlib
 
@@ -26,6 +27,12 @@ def test_decode_image_returns_the_pixels_of_a_lossless_file():
     assert np.array_equal(decode_image(encoded(grey), "a")[0].numpy(), grey)
     assert decode_image(encoded(grey), "a", grey=False).shape == (3, 5, 7)
     assert decode_image(encoded(values), "a", grey=True).shape == (1, 5, 7)
+
+
+def test_decode_image_without_pillow_names_the_extra_of_the_docs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match=r"this needs Pillow: pip install 'torch-hypersphere\[eval\]'"):
+        decode_image(b"", "a")
 
 
 def test_decode_image_stretches_to_the_size():

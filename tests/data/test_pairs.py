@@ -109,6 +109,19 @@ def test_draw_pairs_accepts_any_integer_labels(each, factor, offset):
         assert torch.equal(pairs.first, draw_pairs(plain, folds=4, per_fold=10).first)
 
 
+def test_draw_pairs_draws_large_classes_as_often_as_they_have_pairs():
+    labels = torch.tensor([0] * 1000 + [1] * 100).repeat(2)  # 2,200 items; class 0 has 99 % of the same pairs
+    pairs = draw_pairs(labels, folds=1, per_fold=3000)
+    share = (labels[pairs.first[pairs.same]] == 0).double().mean()
+    assert float(share) == pytest.approx(1999 * 2000 / (1999 * 2000 + 199 * 200), abs=0.006)
+
+
+def test_draw_pairs_of_many_items_in_classes_of_one_size_are_the_pairs_of_0_1():
+    pairs = draw_pairs(torch.arange(30).repeat(100), folds=1, per_fold=3, seed=0)
+    assert pairs.first.tolist() == [480, 481, 12, 2085, 1288, 1778]
+    assert pairs.second.tolist() == [1890, 1801, 2862, 2711, 1822, 2999]
+
+
 def test_draw_pairs_rejects_more_pairs_than_there_are():
     with pytest.raises(ValueError, match="not 5: fold 0 has"):
         draw_pairs(torch.tensor([0, 0, 1, 1]), folds=1, per_fold=5)

@@ -219,7 +219,7 @@ def test_subset_and_of_classes_select_samples(pets, kind):
     assert dogs.name(1) == "dog/001.png"
     assert torch.equal(dogs[1], source[4])
     assert dogs.fingerprint() != source.fingerprint()
-    with pytest.raises(ValueError, match="classes must be among the 2 classes of the source, not 'bird'"):
+    with pytest.raises(ValueError, match="classes must be among the 2 classes of the data, not 'bird'"):
         of_classes(source, ["bird"])
     with pytest.raises(IndexError):
         subset(source, [5])

@@ -115,11 +115,11 @@ def test_data_split_outline_builds_a_blank_split():
     data = split_by_sample(TensorSource(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.arange(6) % 2, ("a", "b")), 1)
     outline = data.outline()
     assert outline == {"shape": [1, 8, 8], "dtype": "uint8", "classes": ["a", "b"]}
-    blank = DataSplit.blank(outline)
+    blank = DataSplit.random_like(outline)
     assert blank.outline() == outline
     assert blank.train[0].dtype == torch.uint8
     points = DataSplit(TensorSource(torch.zeros(4, 10, 3), torch.zeros(4, dtype=torch.int64), ("a",)))
-    assert DataSplit.blank(points.outline()).train[0].dtype == torch.float32
+    assert DataSplit.random_like(points.outline()).train[0].dtype == torch.float32
 
 
 def test_data_split_needs_samples():
@@ -199,14 +199,14 @@ def test_keep_share_keeps_a_fraction_of_each_class():
 def test_blank_data_are_limited_in_size():
     outline = {"shape": [10**9, 10**9], "dtype": "uint8", "classes": ["a"]}
     with pytest.raises(ValueError, match=r"shape must be at most 268435456 numbers, not \[1000000000, 1000000000\]"):
-        DataSplit.blank(outline)
+        DataSplit.random_like(outline)
 
 
 def test_blank_data_have_fewer_samples_if_they_are_large(monkeypatch):
     monkeypatch.setattr("hypersphere.data.splits.MOST_NUMBERS", 64)
     outline = {"shape": [1, 4, 4], "dtype": "uint8", "classes": ["a"]}
-    assert len(DataSplit.blank(outline).train) == 4
-    assert len(DataSplit.blank({**outline, "shape": [1, 8, 8]}).train) == 2
+    assert len(DataSplit.random_like(outline).train) == 4
+    assert len(DataSplit.random_like({**outline, "shape": [1, 8, 8]}).train) == 2
 
 
 def test_selection_split_divides_the_samples_of_each_class():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hypersphere.evaluation import paired_difference, student_quantile
+from hypersphere.evaluation import paired_difference, rank_correlation, student_quantile
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 10, 29, 120])
@@ -50,3 +50,20 @@ def test_paired_difference_of_one_pair_has_an_infinite_interval():
 def test_paired_difference_rejects_unequal_numbers():
     with pytest.raises(ValueError, match="first and second must have the same length"):
         paired_difference([1.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("levels", [4, 1000])
+def test_rank_correlation_agrees_with_scipy_also_for_ties(levels):
+    generator = np.random.default_rng(0)
+    first = generator.integers(0, levels, 200).astype(float)
+    second = first + generator.integers(0, levels, 200)
+    assert rank_correlation(first, second) == pytest.approx(stats.spearmanr(first, second).statistic, rel=1e-12)
+
+
+def test_rank_correlation_of_a_constant_is_nan():
+    assert math.isnan(rank_correlation([1.0, 1.0], [1.0, 2.0]))
+
+
+def test_rank_correlation_requires_equal_lengths():
+    with pytest.raises(ValueError, match="first and second must have the same length >= 2"):
+        rank_correlation([1.0, 2.0], [1.0, 2.0, 3.0])

@@ -139,7 +139,7 @@ def test_verify_blocks_reads_functions_and_lists_but_no_generators():
         ([([0.1, 0.2], [0, 1, 1])], [0.1], r"real scores and flags of equal shape, not '\(2,\) and \(3,\)'"),
         ([([0.1, 0.2], [0, 2])], [0.1], "flags that are booleans or 0 and 1"),
         ([([0.1, 0.2], [0, 1]), (torch.ones(1), [1])], [0.1], "blocks must be scores of one dtype, torch.float64"),
-        ([([0.1, 0.2], [0, 1])], [1.0], r"rates must be rates in \(0, 1\), not 1.0"),
+        ([([0.1, 0.2], [0, 1])], [1.0], r"far must be rates in \(0, 1\), not 1.0"),
     ],
 )
 def test_verify_blocks_rejects_invalid_input(blocks, rates, message):

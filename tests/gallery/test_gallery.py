@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from hypersphere._files import file_summary
 from hypersphere.gallery import DamagedGallery, Gallery, Matches, fingerprint_of
 from hypersphere.gallery import _search as search_module
 from hypersphere.gallery._rows import BLOCK_ROWS, Rows
@@ -448,7 +449,7 @@ def test_matches_are_printed_as_a_table():
     assert [line.split() for line in lines[1:4]] == [
         ["query", "rank", "cosine", "name"],
         ["0", "1", "1.0000", "ada"],
-        ["2", "0.6000", "'bell\\x07'"],
+        ["2", "0.6000", "bell\\x07"],
     ]
     assert "2 embeddings" in repr(gallery)
     assert str(Matches(torch.empty(0, 0), (), torch.empty(0, 0, dtype=torch.int64))).startswith("0 queries")
@@ -804,7 +805,7 @@ def test_index_that_is_not_one_is_refused(index, tmp_path):
     path.unlink()
     save_file(tensors, path)
     manifest = json.loads((tmp_path / "gallery.json").read_text())
-    manifest["files"]["index"] |= _folder._summary(path)
+    manifest["files"]["index"] |= file_summary(path)
     manifest["sha256"] = _folder._checksum(manifest)
     (tmp_path / "gallery.json").write_text(json.dumps(manifest))
     with pytest.raises(DamagedGallery, match="damaged"):

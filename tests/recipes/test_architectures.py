@@ -37,7 +37,7 @@ def built(recipe, row, scale="paper", outline=None, **overrides):
     """Return the network of a row, built for random data."""
     config = recipe.config(row, scale, overrides)
     outline = outline or CIFAR_OUTLINE
-    return build_experiment(config, split=DataSplit.blank(outline)).network
+    return build_experiment(config, split=DataSplit.random_like(outline)).network
 
 
 def decoupled_layers(network):

@@ -88,7 +88,9 @@ PAPER_MODELS = {
 def test_networks_of_the_source_are_built_at_full_size(name):
     recipe = next(recipe for recipe in ENERGY if name in recipe.covers)
     row, count = PAPER_MODELS[name]
-    split = DataSplit.blank({"shape": [3, 32, 32], "dtype": "uint8", "classes": [str(label) for label in range(100)]})
+    split = DataSplit.random_like(
+        {"shape": [3, 32, 32], "dtype": "uint8", "classes": [str(label) for label in range(100)]}
+    )
     network = build_experiment(recipe.config(row, "paper"), split=split).network
     if count is not None:
         weights = [p for p in network.parameters() if p.ndim > 1]

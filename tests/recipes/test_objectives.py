@@ -133,7 +133,7 @@ def test_trials_are_settings_of_their_rows(recipe):
     ],
 )
 def test_networks_at_full_size_are_those_of_the_tables(recipe, row, shape, convolutions, feature_dim):
-    experiment = build_experiment(recipe.config(row, "paper"), split=DataSplit.blank(outline(*shape)))
+    experiment = build_experiment(recipe.config(row, "paper"), split=DataSplit.random_like(outline(*shape)))
     layers = [module for module in experiment.network.modules() if isinstance(module, nn.Conv2d)]
     assert (len(layers), experiment.network.feature_dim) == (convolutions, feature_dim)
 
@@ -150,10 +150,10 @@ def test_classification_follows_the_schedule_of_section_2_2_7():
 def test_annealing_of_small_experiments_has_the_shape_of_the_source():
     experiment = build_experiment(
         classification.MNIST.config("L-Softmax (m=4)", "cpu", {"steps": 1580}),
-        split=DataSplit.blank(outline(1, 14, 14)),
+        split=DataSplit.random_like(outline(1, 14, 14)),
     )
     source = build_experiment(
-        classification.MNIST.config("L-Softmax (m=4)", "paper"), split=DataSplit.blank(outline(1, 28, 28))
+        classification.MNIST.config("L-Softmax (m=4)", "paper"), split=DataSplit.random_like(outline(1, 28, 28))
     )
     for part in (0.1, 0.5, 0.9):
         small, large = (one.head.annealing(torch.tensor(part * one.steps)) for one in (experiment, source))
@@ -164,7 +164,7 @@ def test_sphereface_plus_has_two_stages_with_the_same_schedule():
     plain, plus = (
         build_experiment(
             sphereface_plus.PLUS.config(f"{name}, m=4, 20 layers", "paper", {"model.widths": [4, 4, 4, 4]}),
-            split=DataSplit.blank(outline(3, 112, 96)),
+            split=DataSplit.random_like(outline(3, 112, 96)),
         )
         for name in ("SphereFace", "SphereFace+")
     )

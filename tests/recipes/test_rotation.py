@@ -43,7 +43,7 @@ def outline(*shape, count=100):
 def built(recipe, row, *shape, count=100, **overrides):
     """Return the experiment of a row at full size, built for random data."""
     config = recipe.config(row, "paper", {"batch_size": 2, **overrides})
-    return build_experiment(config, split=DataSplit.blank(outline(*shape, count=count)))
+    return build_experiment(config, split=DataSplit.random_like(outline(*shape, count=count)))
 
 
 # Coverage and printed numbers ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 
 import hypersphere as hs
 from hypersphere.report import Sphere, Spheres, result_page
+from hypersphere.robustness import RobustAccuracy, Strength
 
 from .document import Checker
 
@@ -30,7 +31,7 @@ def calibration(method="logistic"):
 
 RESULTS = {
     "verification": verification,
-    "all pairs": lambda: hs.evaluation.verify_blocks(hs.evaluation.AllPairs(*features()), rates=[0.1, 1e-6]),
+    "all pairs": lambda: hs.evaluation.verify_blocks(hs.evaluation.AllPairs(*features()), far=[0.1, 1e-6]),
     "roc": lambda: verification().roc,
     "identification": lambda: hs.evaluation.identify(*features(), ranks=[1, 5]),
     "logistic": calibration,
@@ -110,3 +111,22 @@ def test_frame_draws_charts_in_a_browser(browser, tmp_path):
         "return getComputedStyle(p.contentDocument.body).fontFamily"
     )
     assert browser.console() == []
+
+
+def test_attack_charts_show_one_curve_per_model():
+    result = RobustAccuracy("FGSM", True, 10, 0.9, (4 / 255, 8 / 255), (0.5, 0.2))
+    spec = hs.report.accuracy_chart({"CNN": result, "sphere": result}).to_dict()
+    assert "transferred" in spec["title"]
+    assert spec["description"].startswith("2 curves of accuracy over ε · 255 from 0 to 8")
+    fooled = torch.tensor([True, True, False])
+    strength = Strength(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([0.1, 0.1, 0.1]), fooled, ~fooled)
+    assert "CNN: 0.3" in hs.report.strength_chart({"CNN": strength}).to_dict()["description"]
+
+
+def test_attack_charts_reject_invalid_arguments():
+    with pytest.raises(ValueError, match="results must be a mapping with at least one result"):
+        hs.report.accuracy_chart({})
+    with pytest.raises(ValueError, match="norm must be 'l2' or 'linf'"):
+        hs.report.strength_chart({}, "l1")
+    with pytest.raises(ValueError, match="results must be a mapping with at least one model that was fooled"):
+        hs.report.strength_chart({})

@@ -13,8 +13,6 @@ from hypersphere.robustness import (
     accuracy_under,
     adversarial_loss,
     fooling_strength,
-    plot_accuracy,
-    plot_strength,
 )
 
 
@@ -74,21 +72,6 @@ def test_fooling_strength_is_the_norm_of_the_perturbation():
     assert math.isnan(Strength(torch.zeros(2), torch.zeros(2), nothing, nothing).median())
 
 
-def test_plots_show_one_line_per_model():
-    pytest.importorskip("altair", reason="altair (extra 'report') is not installed")
-    result = RobustAccuracy("FGSM", True, 10, 0.9, (4 / 255, 8 / 255), (0.5, 0.2))
-    spec = plot_accuracy({"CNN": result, "sphere": result}).to_dict()
-    rows = spec["data"]["values"]
-    assert [row["model"] for row in rows] == ["CNN"] * 3 + ["sphere"] * 3
-    assert [row["x"] for row in rows[:3]] == pytest.approx([0, 4, 8])
-    assert [row["y"] for row in rows[:3]] == pytest.approx([90, 50, 20])
-    assert "transferred" in spec["title"]
-    fooled = torch.tensor([True, True, False])
-    strength = Strength(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([0.1, 0.1, 0.1]), fooled, ~fooled)
-    rows = plot_strength({"CNN": strength}).to_dict()["data"]["values"]
-    assert [row["y"] for row in rows] == pytest.approx([0.1, 0.3])
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -99,8 +82,6 @@ def test_plots_show_one_line_per_model():
         (lambda: fooling_strength(linear(0), []), "data must be an iterable that yields at least one batch"),
         (lambda: RobustAccuracy("FGSM", False, 1, 1.0, (0.1,), (0.5,)).at(0.2), "epsilon must be one of 0.1, not 0.2"),
         (lambda: adversarial_loss(linear(0), torch.rand(1, 6), torch.tensor([0]), weight=2), "weight must be a number"),
-        (lambda: plot_accuracy({}), "results must be a mapping with at least one result"),
-        (lambda: plot_strength({}, "l1"), "norm must be 'l2' or 'linf'"),
     ],
 )
 def test_accuracy_functions_reject_invalid_arguments(make, message):

@@ -73,12 +73,12 @@ def attack(
     chosen: Any = robustness.ATTACKS[name]
     if name == "deepfool":
         strength = robustness.fooling_strength(opened.classify, images, chosen(norm=norm), source=crafted_on)
-        draw = partial(robustness.plot_strength, {str(folder): strength}, norm)
+        draw = partial(report.strength_chart, {str(folder): strength}, norm)
         numbers = _numbers(strength)
         table = _strength_table(numbers, norm)
     else:
         accuracy = robustness.accuracy_under(opened.classify, images, chosen(), epsilons=epsilons, source=crafted_on)
-        draw = partial(robustness.plot_accuracy, {str(folder): accuracy})
+        draw = partial(report.accuracy_chart, {str(folder): accuracy})
         numbers = asdict(accuracy)
         table = _accuracy_table(accuracy)
     if json is not None:

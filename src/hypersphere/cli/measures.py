@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from hypersphere import data, evaluation, heads
+from hypersphere._numerics import evenly_spaced
 from hypersphere._validation import require
 from hypersphere.cli.opening import LoadedRun
 from hypersphere.data.embeddings import Embeddings, read_array, read_embeddings
-from hypersphere.energy._sampling import evenly_spaced
 from hypersphere.training import RunCalibration
 
 __all__ = ["EvaluationOptions", "measure_files", "measure_run"]

@@ -1,8 +1,8 @@
 """Data sets and pair protocols, read from your files and verified. Nothing is downloaded.
 
 A loader is called as `loader(split, root)`, or as `loader(root)` if the data set has no splits. `root` is the folder
-that contains all data sets; without it, the environment variable HYPERSPHERE_DATA names that folder. To add a data set,
-write a loader and list it in DATASETS.
+that contains all data sets; without it, the environment variable HYPERSPHERE_DATA names that folder. DATASETS lists
+these loaders. `hypersphere train` chooses from DATA, whose entries return a `DataSplit` (`data/menu.py`).
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
 from hypersphere.data.containers import Graph, LabelledImages, PointClouds
 from hypersphere.data.face_benchmarks import MegaFace, VideoPairs, megaface, youtube_faces
 from hypersphere.data.folder import image_folder, image_names, open_images
+from hypersphere.data.generated import published_outline
 from hypersphere.data.hugging_face import HuggingFaceSource
 from hypersphere.data.images import BrokenSample
 from hypersphere.data.lfw import lfw, lfw_pairs, lfw_people
@@ -24,7 +25,6 @@ from hypersphere.data.mnist import digits, fashion_mnist, mnist
 from hypersphere.data.modelnet import modelnet10
 from hypersphere.data.normalize import NORMALIZATIONS
 from hypersphere.data.omniglot import omniglot
-from hypersphere.data.outlines import published_outline
 from hypersphere.data.pairs import NoPairsError, Pairs, draw_all_class_pairs, draw_pairs, read_pairs
 from hypersphere.data.planetoid import citeseer, cora, planetoid, pubmed
 from hypersphere.data.recordio import BinSource, RecordSource

@@ -192,3 +192,11 @@ def check_columns(
     labels, count = arrays[label], len(arrays[names])
     if len(labels) and not 0 <= labels.min() <= labels.max() < count:
         raise DamagedData(f"{path}: {label} must be in 0..{count - 1}, not {labels.min()}..{labels.max()}")
+
+
+def is_count(text: str, digits: int = 9) -> bool:
+    """Return True if text is an integer >= 0 of at most `digits` digits.
+
+    The number of digits is bounded because `int` rejects more than 4,300 with an error that does not name the file.
+    """
+    return text.isdecimal() and len(text) <= digits

@@ -68,16 +68,8 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
 
     def of_classes(self, classes: Sequence[str]) -> LabelledImages:
         """Return the images of these classes, with labels 0, 1, ... in the given order."""
-        require_different_names(classes)
-        # A table from old to new labels relabels all images with one index operation.
-        position = {name: number for number, name in enumerate(self.classes)}
-        dropped = len(classes)  # the new label of all other classes, which no given class has
-        new_labels = torch.full((len(self.classes),), dropped, dtype=torch.int64)
-        for label, name in enumerate(classes):
-            require(name in position, "classes", f"among the {len(self.classes)} classes of the data set", name)
-            new_labels[position[name]] = label
-        labels = new_labels[self.labels]
-        return replace(self.subset(labels < dropped), labels=labels[labels < dropped], classes=tuple(classes))
+        positions, labels = relabel(self.labels, self.classes, classes)
+        return replace(self.subset(positions), labels=labels, classes=tuple(classes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +151,26 @@ class Graph:
         return (
             f"Graph({nodes} nodes, {self.edge_index.shape[1]} edges, {features} features, {len(self.classes)} classes)"
         )
+
+
+def relabel(
+    labels: Int64[Tensor, " items"], known: Sequence[str], classes: Sequence[str]
+) -> tuple[Int64[Tensor, " positions"], Int64[Tensor, " positions"]]:
+    """Return the positions of the items of some of the `known` classes, and their labels 0, 1, ... in the given order.
+
+    >>> relabel(torch.tensor([0, 1, 2, 1]), "abc", "cb")
+    (tensor([1, 2, 3]), tensor([1, 0, 1]))
+    """
+    require_different_names(classes)
+    number = {name: label for label, name in enumerate(known)}
+    # A table from old to new labels relabels all items with one index operation.
+    dropped = len(classes)  # the new label of all other classes
+    new_labels = torch.full((len(known),), dropped, dtype=torch.int64)
+    for label, name in enumerate(classes):
+        require(name in number, "classes", f"among the {len(number)} classes of the data", name)
+        new_labels[number[name]] = label
+    positions = (new_labels[labels] < dropped).nonzero().flatten()
+    return positions, new_labels[labels[positions]]
 
 
 def to_positions(indices: Indices, count: int) -> Int64[Tensor, " positions"]:

@@ -124,8 +124,8 @@ def grey_in_header(content: bytes, name: str) -> bool:
 @contextmanager
 def _opened(content: bytes, name: str) -> Iterator[Any]:
     """Open an image with Pillow; any error until it is closed becomes a BrokenSample."""
-    pillow = require_package("PIL", "Pillow", "train")
-    image_module = require_package("PIL.Image", "Pillow", "train")
+    pillow = require_package("PIL", "Pillow", "eval")
+    image_module = require_package("PIL.Image", "Pillow", "eval")
     try:
         with image_module.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             yield image

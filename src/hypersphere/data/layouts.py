@@ -22,7 +22,7 @@ from hypersphere.data.lfw import find_images, lfw_pairs
 from hypersphere.data.lists import LabelCodes, ListSource, read_rows
 from hypersphere.data.recordio import BinSource, RecordSource
 from hypersphere.data.sources import (
-    Central,
+    CenterCropped,
     FileSource,
     ImageFolderSource,
     Names,
@@ -74,7 +74,7 @@ def imagenet(root: Path | None, *, size: Size = 224, fit: str = "crop", margin: 
 def _without_margin(split: DataSplit, margin: int) -> DataSplit:
     """Return data whose validation images have lost a margin."""
     assert split.validation is not None
-    return replace(split, validation=Central(split.validation, margin)) if margin else split
+    return replace(split, validation=CenterCropped(split.validation, margin)) if margin else split
 
 
 def mini_imagenet(root: Path | None, *, size: Size = 84, fit: str = "crop", validation: str = "val") -> DataSplit:

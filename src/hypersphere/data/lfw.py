@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hypersphere.data._files import DamagedData, data_root, find_file, read_content, verify_sha256
+from hypersphere.data._files import DamagedData, data_root, find_file, is_count, read_content, verify_sha256
 from hypersphere.data.containers import LabelledImages
 from hypersphere.data.folder import image_folder, image_names
 from hypersphere.data.pairs import Pairs, lfw_pairs_from_lines
@@ -59,7 +59,7 @@ def lfw_people(root: str | Path | None = None, *, verify: bool = True) -> tuple[
         for _ in range(_read_count(numbered_lines, path)):
             number, line = next(numbered_lines, (lines[-1][0], ""))
             fields = line.split("\t")
-            if len(fields) != 2 or not _is_number(fields[1]) or fields[0] in seen:
+            if len(fields) != 2 or not is_count(fields[1]) or fields[0] in seen:
                 raise DamagedData(f"{path} line {number} must be a new name and a count, not {line!r}")
             seen.add(fields[0])
             names.append(fields[0])
@@ -97,15 +97,10 @@ def _read_lines(root: str | Path | None, name: str, verify: bool) -> tuple[Path,
     return path, [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _is_number(text: str) -> bool:
-    # Bounded, because `int` rejects more than 4,300 digits with an error that does not name the file.
-    return text.isdecimal() and len(text) < 10
-
-
 def _read_count(numbered_lines: Iterator[tuple[int, str]], path: Path) -> int:
     """Return the count on the next line."""
     number, line = next(numbered_lines, (0, ""))
-    if not _is_number(line):
+    if not is_count(line):
         problem = f"line {number} must be a count, not {line!r}" if number else "ends before its last fold"
         raise DamagedData(f"{path} {problem}")
     return int(line)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from hypersphere._validation import require
-from hypersphere.data._files import DamagedData, MissingData, read_text
+from hypersphere.data._files import DamagedData, MissingData, is_count, read_text
 from hypersphere.data.containers import Indices, require_tensor, to_positions
 
 MAX_FOLD_DIGITS = 6  # folds are counted up to the largest number, so it is bounded
@@ -107,7 +107,7 @@ def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
     lines = [(number, line.strip()) for number, line in enumerate(read_text(path).splitlines(), start=1)]
     lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
     # Only the list of LFW begins with a line of one or two numbers.
-    if lines and len(lines[0][1].split()) <= 2 and all(map(_is_number, lines[0][1].split())):
+    if lines and len(lines[0][1].split()) <= 2 and all(map(is_count, lines[0][1].split())):
         return lfw_pairs_from_lines(lines, names, path)
     position = {name: number for number, name in enumerate(names)}
     rows = []
@@ -131,7 +131,7 @@ def lfw_pairs_from_lines(lines: Sequence[tuple[int, str]], names: Sequence[str],
     # The list has no file suffixes, so images may have any format.
     position = {name.rsplit(".", 1)[0]: number for number, name in enumerate(names)}
     header = lines[0][1].split() if lines else []
-    if len(header) not in (1, 2) or not all(map(_is_number, header)):
+    if len(header) not in (1, 2) or not all(map(is_count, header)):
         raise DamagedData(f"{path} must begin with the numbers of folds and pairs, not {' '.join(header)!r}")
     # The lists of View 1 (pairsDevTrain.txt) are one fold and begin with the number of pairs alone.
     folds, per_fold = (1, int(header[0])) if len(header) == 1 else map(int, header)
@@ -144,7 +144,7 @@ def lfw_pairs_from_lines(lines: Sequence[tuple[int, str]], names: Sequence[str],
         same = rank < per_fold
         fields = line.split("\t")
         image_numbers = fields[1:] if same else fields[1::2]
-        if len(fields) != (3 if same else 4) or not all(map(_is_number, image_numbers)):
+        if len(fields) != (3 if same else 4) or not all(map(is_count, image_numbers)):
             expected = "name, number, number" if same else "name, number, name, number"
             raise DamagedData(f"{path} line {number} must be {expected}, not {line!r}")
         first_person, second_person = fields[0], fields[0] if same else fields[2]
@@ -159,15 +159,12 @@ def lfw_pairs_from_lines(lines: Sequence[tuple[int, str]], names: Sequence[str],
     return pairs_from_rows(rows)
 
 
-def _is_number(text: str) -> bool:
-    # Bounded, because `int` rejects more than 4,300 digits with an error that does not name the file.
-    return text.isdecimal() and len(text) < 10
-
-
 def draw_pairs(labels: Int[Tensor, " items"], *, folds: int = 10, per_fold: int = 300, seed: int = 0) -> Pairs:
     """Draw a verification protocol like that of LFW: disjoint folds of classes, with equally many pairs of both kinds.
 
-    No class is in two folds and no pair occurs twice. The same arguments give the same pairs.
+    No class is in two folds and no pair occurs twice. All pairs of a kind in a fold have the same probability. The same
+    arguments give the same pairs. (Before 0.2, same pairs of large classes were drawn too rarely if a fold had more
+    than 2,000 items and classes of different sizes.)
 
     Args:
         labels: integers (N,).
@@ -256,6 +253,31 @@ def draw_possible_pairs(labels: Int[Tensor, " items"], folds: int, per_fold: int
     return draw_all_class_pairs(labels, min(same, different, folds * per_fold) or None, seed=seed)
 
 
+def sample_pairs(
+    labels: Int64[Tensor, " items"], most: int, generator: torch.Generator
+) -> tuple[Int64[Tensor, " pairs"], Int64[Tensor, " pairs"]]:
+    """Return the positions of all pairs, or of about `most` random pairs of each kind if there are more of them.
+
+    Random pairs of a kind are drawn uniformly, and independently of each other, so that a pair can occur twice.
+    """
+    count = len(labels)
+    if count * (count - 1) // 2 <= 2 * most:
+        first, second = torch.triu_indices(count, count, offset=1)
+        return first, second
+    _, index, sizes = labels.unique(return_inverse=True, return_counts=True)
+    by_class = index.argsort(stable=True)
+    if int((sizes * (sizes - 1) // 2).sum()) <= most:
+        same = torch.cat([torch.combinations(positions) for positions in by_class.split(sizes.tolist())])
+    else:
+        same = torch.stack(_random_same_pairs(by_class, sizes, most, generator), dim=1)
+    different: list[Tensor] = []
+    while sum(map(len, different)) < most:
+        candidates = torch.randint(count, (most, 2), generator=generator)
+        different.append(candidates[labels[candidates[:, 0]] != labels[candidates[:, 1]]])
+    pairs = torch.cat([same, torch.cat(different)[:most]])
+    return pairs[:, 0], pairs[:, 1]
+
+
 def _draw_distinct(
     items: Tensor, labels: Tensor, same: bool, count: int, generator: torch.Generator
 ) -> list[tuple[int, int]]:
@@ -267,19 +289,40 @@ def _draw_distinct(
         candidates = is_candidate.nonzero().flatten()
         chosen = candidates[torch.randperm(len(candidates), generator=generator)[:count]]
         return list(zip(items[first[chosen]].tolist(), items[second[chosen]].tolist(), strict=True))
-    # Rejection. The positions of class c are by_class[starts[c] : starts[c] + counts[c]].
-    by_class = torch.argsort(labels, stable=True)
-    counts = torch.bincount(labels)
-    starts = torch.cumsum(counts, dim=0) - counts
+    # Rejection. Two random items are rarely of one class, so same pairs are drawn from one class.
+    _, index, sizes = labels.unique(return_inverse=True, return_counts=True)
+    by_class, starts = index.argsort(stable=True), sizes.cumsum(0) - sizes
+    is_balanced = bool((sizes == sizes[0]).all())
     pairs: dict[tuple[int, int], None] = {}  # a dict keeps the order in which pairs were drawn
     while len(pairs) < count:
-        first = torch.randint(size, (count,), generator=generator)
-        second = torch.randint(size, (count,), generator=generator)
-        if same:
-            # Two random items are rarely of one class, so the second is drawn from the class of the first.
-            second = by_class[starts[labels[first]] + second % counts[labels[first]]]
+        if same and not is_balanced:
+            first, second = _random_same_pairs(by_class, sizes, count, generator)
+        else:
+            first = torch.randint(size, (count,), generator=generator)
+            second = torch.randint(size, (count,), generator=generator)
+            if same:  # any item, and one of the same class: uniform because all classes have the same size
+                second = by_class[starts[index[first]] + second % sizes[0]]
         is_candidate = ((labels[first] == labels[second]) == same) & (first != second)
         for a, b in zip(first[is_candidate].tolist(), second[is_candidate].tolist(), strict=True):
             if len(pairs) < count:
                 pairs[(min(a, b), max(a, b))] = None  # a pair and its reverse are equal
     return [(int(items[a]), int(items[b])) for a, b in pairs]
+
+
+def _random_same_pairs(
+    by_class: Tensor, sizes: Tensor, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw pairs of one class, all with the same probability and with replacement.
+
+    Args:
+        by_class: positions of all items, ordered by class.
+        sizes: number of items of each class, in the same order.
+        count: number of pairs.
+        generator: source of the random numbers.
+    """
+    # A class is drawn as often as it has pairs, and then two different items of it.
+    drawn = torch.multinomial((sizes * (sizes - 1)).double(), count, replacement=True, generator=generator)
+    start, size = (sizes.cumsum(0) - sizes)[drawn], sizes[drawn]
+    one = (torch.rand(count, generator=generator, dtype=torch.float64) * size).long()
+    step = 1 + (torch.rand(count, generator=generator, dtype=torch.float64) * (size - 1)).long()
+    return by_class[start + one], by_class[start + (one + step) % size]

@@ -23,7 +23,14 @@ from torch import Tensor
 
 from hypersphere._validation import printable, require, warn_user
 from hypersphere.data._files import DamagedData, MissingData
-from hypersphere.data.containers import Indices, LabelledImages, PointClouds, require_different_names, to_positions
+from hypersphere.data.containers import (
+    Indices,
+    LabelledImages,
+    PointClouds,
+    relabel,
+    require_different_names,
+    to_positions,
+)
 from hypersphere.data.images import (
     FITS,
     IMAGE_SUFFIXES,
@@ -248,19 +255,11 @@ def with_labels(source: Source, labels: Tensor, classes: Sequence[str]) -> Sourc
 
 def of_classes(source: Source, classes: Sequence[str]) -> Source:
     """Return the samples of these classes, with labels 0, 1, ... in the given order."""
-    number = {name: label for label, name in enumerate(source.classes)}
-    require_different_names(classes)
-    dropped = len(classes)  # the new label of all other classes
-    new_labels = torch.full((len(source.classes),), dropped, dtype=torch.int64)
-    for label, name in enumerate(classes):
-        require(name in number, "classes", f"among the {len(number)} classes of the source", name)
-        new_labels[number[name]] = label
-    labels = new_labels[source.labels]
-    positions = (labels < dropped).nonzero().flatten()
+    positions, labels = relabel(source.labels, source.classes, classes)
     if isinstance(source, TensorSource):
         part = source.subset(positions)
-        return TensorSource(part.inputs, labels[positions], classes, part._names)
-    return Subset(source, positions, labels[positions], classes)
+        return TensorSource(part.inputs, labels, classes, part._names)
+    return Subset(source, positions, labels, classes)
 
 
 class ImageSource(ABC):
@@ -465,7 +464,7 @@ def report_classes(root: Path, present: Collection[str], empty: Collection[str],
         warn_user(f"{root}: class folders without images are ignored: {listed}{rest}")
 
 
-class Central:
+class CenterCropped:
     """A source of images without a margin: the central window, `margin` pixels smaller in height and width."""
 
     def __init__(self, source: Source, margin: int) -> None:

@@ -16,9 +16,9 @@ from hypersphere.data.containers import Graph
 from hypersphere.data.pairs import Pairs, read_pairs
 from hypersphere.data.sources import Source, TensorSource, first_sample, of_classes, subset, with_labels
 
-BLANK_SAMPLES = 32
+RANDOM_SAMPLES = 32
 MOST_DIMENSIONS = 16  # of a sample
-MOST_NUMBERS = 2**28  # in a sample, and approximately in all blank ones
+MOST_NUMBERS = 2**28  # in a sample, and approximately in all random ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +59,15 @@ class DataSplit:
         return {"shape": list(sample.shape), "dtype": dtype, "classes": list(self.classes)}
 
     @classmethod
-    def blank(cls, outline: Mapping[str, Any]) -> DataSplit:
+    def random_like(cls, outline: Mapping[str, Any]) -> DataSplit:
         """Return random data with this outline, sufficient to build and try a network.
 
-        >>> DataSplit.blank({"shape": [1, 8, 8], "dtype": "uint8", "classes": ["a", "b"]}).train[0].shape
+        >>> DataSplit.random_like({"shape": [1, 8, 8], "dtype": "uint8", "classes": ["a", "b"]}).train[0].shape
         torch.Size([1, 8, 8])
         """
         numbers = math.prod(outline["shape"])
         require(numbers <= MOST_NUMBERS, "shape", f"at most {MOST_NUMBERS} numbers", outline["shape"])
-        count = min(BLANK_SAMPLES, max(2, MOST_NUMBERS // max(numbers, 1)))
+        count = min(RANDOM_SAMPLES, max(2, MOST_NUMBERS // max(numbers, 1)))
         generator = torch.Generator().manual_seed(0)
         noise = torch.rand(count, *outline["shape"], generator=generator)
         inputs = (255 * noise).round().to(torch.uint8) if outline["dtype"] == "uint8" else 2 * noise - 1

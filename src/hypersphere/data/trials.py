@@ -14,7 +14,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from hypersphere._validation import require
-from hypersphere.data._files import DamagedData, MissingData, data_root, read_text
+from hypersphere.data._files import DamagedData, MissingData, data_root, is_count, read_text
 from hypersphere.data.pairs import Pairs
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "read_trials",
 ]
 
+ID_DIGITS = 18  # an identifier is stored in 64 bits
 GALLERIES = {"b": ("S1", "S2"), "c": ("G1", "G2")}  # names of the two galleries in the files of IJB-B and IJB-C
 
 
@@ -132,7 +133,7 @@ def read_template_list(
         fields = line.split()
         if not fields:
             continue
-        if len(fields) != 3 or not all(_is_number(field) for field in fields[1:]):
+        if len(fields) != 3 or not all(is_count(field.strip(), ID_DIGITS) for field in fields[1:]):
             raise DamagedData(f"{path} line {number} must be `image template medium`, not {line!r}")
         names.append(fields[0])
         numbers.append([int(field) for field in fields[1:]])
@@ -187,10 +188,10 @@ def read_template_set(file: str | Path, template_ids: Int64[Tensor, " images"]) 
     path = _existing(file)
     subject_of: dict[int, int] = {}  # in the order of the file
     for number, row in enumerate(_csv_rows(path), start=1):
-        is_heading = number == 1 and len(row) > 1 and not _is_number(row[0])
+        is_heading = number == 1 and len(row) > 1 and not is_count(row[0].strip(), ID_DIGITS)
         if is_heading or not row:
             continue
-        if len(row) < 2 or not all(_is_number(field) for field in row[:2]):
+        if len(row) < 2 or not all(is_count(field.strip(), ID_DIGITS) for field in row[:2]):
             raise DamagedData(f"{path} line {number} must begin with a template and a subject, not {row[:2]!r}")
         template, subject = int(row[0]), int(row[1])
         if subject_of.setdefault(template, subject) != subject:
@@ -246,8 +247,3 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
         yield from csv.reader(read_text(path).splitlines())
     except csv.Error as error:
         raise DamagedData(f"{path} is not readable CSV: {error}") from error
-
-
-def _is_number(text: str) -> bool:
-    # Bounded, because `int` rejects more than 4,300 digits with an error that does not name the file.
-    return text.strip().isdecimal() and len(text) < 19

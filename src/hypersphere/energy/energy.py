@@ -23,7 +23,6 @@ __all__ = [
     "MAX_NEURONS",
     "check_weights",
     "data_dependent_energy",
-    "evenly_spaced",
     "hyperspherical_energy",
     "layer_energies",
     "mean_energy",
@@ -218,21 +217,9 @@ def mean_energy(energies: Mapping[str, float]) -> float:
     return sum(hidden) / len(hidden) if hidden else energies["head"]
 
 
-def evenly_spaced(count: int, max_neurons: int = MAX_NEURONS) -> Tensor:
-    """Return the indices of at most `max_neurons` evenly spaced rows among `count`.
-
-    The rows are the same in every call, so that the statistics of a layer can be compared between steps.
-
-    >>> evenly_spaced(7, 3).tolist()
-    [0, 3, 6]
-    """
-    # In float64: the last index would be rounded up beyond the last row in float32 if there are more than 2²⁴ rows.
-    return torch.linspace(0, count - 1, min(count, max_neurons), dtype=torch.float64).long()
-
-
 def _sample(rows: Tensor) -> Tensor:
     """Return at most `MAX_NEURONS` rows, evenly spaced."""
-    return rows if len(rows) <= MAX_NEURONS else rows[evenly_spaced(len(rows)).to(rows.device)]
+    return rows if len(rows) <= MAX_NEURONS else rows[_numerics.evenly_spaced(len(rows), MAX_NEURONS).to(rows.device)]
 
 
 def _check_classes(w: Tensor, labels: Tensor, counted: Tensor | None) -> None:

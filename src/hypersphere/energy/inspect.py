@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,12 @@ from torch import Tensor, nn
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_argument
 from hypersphere._notebook import NotebookResult
-from hypersphere._validation import is_integer, require, require_package
+from hypersphere._validation import is_integer, require
 from hypersphere.energy._steps import check_seed
 from hypersphere.energy._weight_files import UnreadableWeights, read_neurons
-from hypersphere.energy.energy import MAX_NEURONS, evenly_spaced, random_energy
+from hypersphere.energy.energy import MAX_NEURONS, random_energy
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, kernel_of
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 __all__ = [
     "Energy",
@@ -124,7 +121,7 @@ class LayerInspection:
 
 @dataclass(frozen=True)
 class Inspection(NotebookResult):
-    """The measurements of all layers. It prints as a table with `rich` and can be plotted.
+    """The measurements of all layers. It prints as the table of `hypersphere.report.layer_table`, in Markdown.
 
     Attributes:
         layers: one entry per layer.
@@ -134,16 +131,21 @@ class Inspection(NotebookResult):
     layers: tuple[LayerInspection, ...]
     skipped: tuple[str, ...]
 
-    def __rich__(self) -> Table:
-        """Return a table with one line per layer."""
-        return _table(self)
+    def __str__(self) -> str:
+        report = self._report()
+        return report.markdown(report.layer_table(self))
+
+    def __rich__(self) -> str:
+        from rich.markup import escape
+
+        return escape(str(self))
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Return an Altair chart of the angles in every layer and of random neurons; save it if `path` is given.
 
         A notebook displays the chart. The file is an image (.svg, .png, .pdf) or a page (.html).
         """
-        chart = _chart(self)
+        chart = self._report().angle_chart(self)
         if path is not None:
             chart.save(path)
         return chart
@@ -231,7 +233,7 @@ def _inspect_rows(
     """Measure the neurons (N, d) of one layer. The arguments are described at `inspect`."""
     n, d = w.shape
     # Statistics of pairs use a sample of the rows of a large layer.
-    index = evenly_spaced(n, max_neurons).to(w.device)
+    index = _numerics.evenly_spaced(n, max_neurons).to(w.device)
     rows = w[index]
     rows = rows if rows.dtype == torch.float64 else rows.float()
     unit = sphere.polar(rows)[1]
@@ -340,9 +342,6 @@ def _smallest_nearest_cosine(points: Tensor, centres: Tensor) -> Tensor:
     return cosines.masked_fill((directions == 0).all(1), 1.0).amin() if len(cosines) else points.new_ones(())
 
 
-# Table and figure ----------------------------------------------------------------------------------------------------
-
-
 def angle_density(d: int, points: int = 20_000) -> tuple[Tensor, Tensor]:
     """Return angles in (0, π) and the probability of each between two random directions of R^d.
 
@@ -353,71 +352,3 @@ def angle_density(d: int, points: int = 20_000) -> tuple[Tensor, Tensor]:
     require(is_integer(d, 2), "d", "an integer >= 2", d)
     theta = (torch.arange(points, dtype=torch.float64) + 0.5) * (math.pi / points)
     return theta, torch.softmax((d - 2) * theta.sin().log(), 0)
-
-
-def _table(inspection: Inspection) -> Table:
-    """Return one line per layer: energies next to the energies of random neurons, angles in degrees."""
-    from rich.table import Table
-
-    table = Table(title="Hyperspherical energy of the neurons", caption=_caption(inspection))
-    headings = ("layer", "neurons", "energy (s=2)", "random", "half space", "random", "nearest", "covering", "rank")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "layer" else "right")
-    for layer in inspection.layers:
-        full, half = layer.energy(), layer.energy(half_space=True)
-        table.add_row(
-            layer.name,
-            f"{layer.neurons} x {layer.length}" + ("*" if layer.sampled < layer.neurons else ""),
-            f"{full.value:.4g}",
-            _format_random(full),
-            f"{half.value:.4g}",
-            _format_random(half),
-            f"{math.degrees(layer.separation):.1f}°",
-            f"{math.degrees(layer.covering_radius):.1f}°",
-            f"{layer.effective_rank:.1f}",
-        )
-    return table
-
-
-def _format_random(energy: Energy) -> str:
-    """Return mean and deviation of the energy of random neurons as text."""
-    if math.isinf(energy.random_mean):
-        return "∞"
-    deviation = "∞" if math.isinf(energy.random_deviation) else f"{energy.random_deviation:.2g}"
-    return f"{energy.random_mean:.4g} ± {deviation}"
-
-
-def _caption(inspection: Inspection) -> str | None:
-    """Return notes on sampled and skipped layers."""
-    lines = []
-    if any(layer.sampled < layer.neurons for layer in inspection.layers):
-        lines.append("* statistics of pairs use a sample of the neurons")
-    if inspection.skipped:
-        lines.append(f"skipped: {'; '.join(inspection.skipped)}")
-    return "\n".join(lines) or None
-
-
-def _chart(inspection: Inspection) -> Any:
-    """Return one histogram of angles per layer, with the density for random neurons as a line."""
-    alt = require_package("altair", "altair", "report")
-    return alt.concat(*(_panel(alt, layer) for layer in inspection.layers), columns=4)
-
-
-def _panel(alt: Any, layer: LayerInspection) -> Any:
-    """Return the histogram of one layer."""
-    width = 180 / len(layer.angle_counts)
-    total = max(sum(layer.angle_counts), 1)
-    bins = [
-        {"angle": width * k, "end": width * (k + 1), "density": count / total / width}
-        for k, count in enumerate(layer.angle_counts)
-    ]
-    # 180 points are one per degree, so `share` is a density per degree like the bars.
-    theta, share = angle_density(layer.length, 180)
-    curve = [{"angle": a, "density": p} for a, p in zip(theta.rad2deg().tolist(), share.tolist(), strict=True)]
-    degrees = alt.Axis(values=[0, 45, 90, 135, 180], grid=False)
-    x = alt.X("angle:Q", title="angle between neurons, degrees", axis=degrees, scale=alt.Scale(domain=[0, 180]))
-    y = alt.Y("density:Q", title=None, axis=None)
-    neurons = alt.Chart(alt.Data(values=bins)).mark_rect(color="#9bb7d4").encode(x=x, x2="end:Q", y=y)
-    random = alt.Chart(alt.Data(values=curve)).mark_line(color="#b3372f", strokeWidth=1.2).encode(x=x, y=y)
-    title = {"text": layer.name, "subtitle": f"{layer.neurons} × {layer.length}; line: random neurons"}
-    return alt.layer(neurons, random).properties(width=220, height=130, title=title)

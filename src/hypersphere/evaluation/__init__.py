@@ -15,21 +15,24 @@ from hypersphere.evaluation.angles import (
     smallest_margin,
 )
 from hypersphere.evaluation.calibration import Calibration
-from hypersphere.evaluation.comparison import PairedDifference, paired_difference, student_quantile
-from hypersphere.evaluation.correlation import rank_correlation
+from hypersphere.evaluation.comparison import (
+    PairedDifference,
+    paired_difference,
+    rank_correlation,
+    student_quantile,
+)
 from hypersphere.evaluation.costs import actual_dcf, bayes_threshold, calibration_loss, cllr, min_cllr, min_dcf
-from hypersphere.evaluation.det import DetCurve, det_curve
 from hypersphere.evaluation.discard import ErrorVersusDiscard, error_vs_discard
 from hypersphere.evaluation.features import Pca, concatenate, fit_pca, mirrored_features, patch_features
 from hypersphere.evaluation.few_shot import Episodes, FewShot, draw_episodes, few_shot
 from hypersphere.evaluation.generation import InceptionScore, inception_score
 from hypersphere.evaluation.groups import GroupRates, rates_by_group
-from hypersphere.evaluation.identification import Identification, OpenSet, first_of_each, identify
+from hypersphere.evaluation.identification import Identification, OpenSet, first_of_each, identify, identify_by_first
 from hypersphere.evaluation.intervals import Interval, bootstrap
 from hypersphere.evaluation.landscape import Landscape, landscape
 from hypersphere.evaluation.mates import MateRanks, rank_mates
 from hypersphere.evaluation.retrieval import Retrieval, retrieve
-from hypersphere.evaluation.roc import FARS, OperatingPoint, Roc, roc
+from hypersphere.evaluation.roc import FARS, DetCurve, OperatingPoint, Roc, det_curve, roc
 from hypersphere.evaluation.score_norm import score_norm
 from hypersphere.evaluation.streaming import AllPairs, RocPoints, verify_blocks
 from hypersphere.evaluation.summary import summarize_all_pairs, summarize_identification, summarize_verification
@@ -86,6 +89,7 @@ __all__ = [
     "first_of_each",
     "fit_pca",
     "identify",
+    "identify_by_first",
     "inception_score",
     "inter_class_angle",
     "intra_class_angle",

@@ -21,7 +21,7 @@ from hypersphere._validation import is_integer, require
 from hypersphere.evaluation._arrays import Array, as_features, as_labels, as_numbers, blocks
 from hypersphere.evaluation.roc import OperatingPoint, RankedScores, read_curve
 
-__all__ = ["Identification", "OpenSet", "first_of_each", "identify"]
+__all__ = ["Identification", "OpenSet", "first_of_each", "identify", "identify_by_first"]
 
 PROBE_ROWS = 1024  # probes per block of scores
 MATE_PAIRS = 8192  # pairs of a probe and its mate per block
@@ -244,6 +244,24 @@ def first_of_each(labels: Array) -> Bool[Tensor, " samples"]:
     return torch.zeros_like(first).scatter_(0, order, first)
 
 
+def identify_by_first(features: Array, labels: Array, *, ranks: Sequence[int] | Array = (1, 5, 10)) -> Identification:
+    """Identify all samples but the first of each class in a gallery of the first samples; see `identify`.
+
+    Args:
+        features: (N, d) embeddings.
+        labels: (N,) integers.
+        ranks: the ranks at which to report the accuracy.
+
+    Example:
+        >>> identify_by_first([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.8, 0.2]], [0, 1, 0, 1], ranks=[1])
+        Identification(2 probes among 2: rank-1 0.5000)
+    """
+    x = as_features("features", features)
+    y = as_labels("labels", labels, len(x), x.device)
+    first = first_of_each(y)
+    return identify(x[~first], y[~first], x[first], y[first], ranks=ranks)
+
+
 class Mates:
     """All pairs of a probe and a gallery entry with the same label, listed for one block of entries at a time.
 
@@ -324,7 +342,7 @@ def _search(
             probe, entry = mates.between(start, start + len(w)) if is_gallery else no_mates
             for first, x in blocks(mated_probes, PROBE_ROWS):
                 scores = _scores(x, w, buffer)
-                # Entries of the probe's identity are no rivals.
+                # Entries of the probe's identity are not rivals.
                 in_block = (probe >= first) & (probe < first + len(x))
                 scores[probe[in_block] - first, entry[in_block] - start] = -math.inf
                 # Compare in place, in the dtype of the scores. A separate matrix of booleans would cost a third as

@@ -120,7 +120,7 @@ class AllPairs:
 
 def verify_blocks(
     blocks: Iterable[Block] | Callable[[], Iterable[Block]],
-    rates: Sequence[float] | Array = FARS,
+    far: Sequence[float] | Array = FARS,
     *,
     rule: str = "step",
 ) -> RocPoints:
@@ -133,7 +133,7 @@ def verify_blocks(
     Args:
         blocks: blocks (scores, same) of equal shape, such as `AllPairs`; or a function that returns them. They are
             read several times, so a generator must be given as a function that makes a new one.
-        rates: false accept rates at which to report thresholds and true accept rates.
+        far: false accept rates at which to report thresholds and true accept rates.
         rule: how the curve is read at these rates, "step" or "linear"; see `Roc.at`.
 
     Raises:
@@ -141,19 +141,19 @@ def verify_blocks(
 
     Example:
         >>> blocks = [([0.9, 0.8], [True, False]), ([0.7, 0.3], [True, False])]
-        >>> verify_blocks(blocks, rates=[0.5])
+        >>> verify_blocks(blocks, far=[0.5])
         Verification of 4 pairs, 2 same
           EER 0.5000
           TAR 1.0000 at FAR 0.5, threshold 0.7000
         >>> features, labels = torch.eye(4)[[0, 0, 1, 1]], [0, 0, 1, 1]
-        >>> verify_blocks(AllPairs(features, labels), rates=[0.25]).tar
+        >>> verify_blocks(AllPairs(features, labels), far=[0.25]).tar
         {0.25: 1.0}
     """
     if isinstance(blocks, Iterator):
         raise ValueError("blocks must be readable several times: pass a list or a function, not a generator")
-    requested = [float(rate) for rate in as_numbers("rates", rates)]
+    requested = [float(rate) for rate in as_numbers("far", far)]
     for rate in requested:
-        require(0 < rate < 1, "rates", "rates in (0, 1)", rate)
+        require(0 < rate < 1, "far", "rates in (0, 1)", rate)
     read = blocks if callable(blocks) else lambda: blocks
     counts, dtype = _count_first_digits(read)
     different, same = (int(number) for number in counts.sum(1))

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from hypersphere._validation import require
-from hypersphere.evaluation._arrays import Array, as_features, as_labels
-from hypersphere.evaluation.identification import first_of_each, identify
+from hypersphere.evaluation._arrays import Array
+from hypersphere.evaluation.identification import identify_by_first
 from hypersphere.evaluation.intervals import as_groups, percentile_interval, resampled_weights
 from hypersphere.evaluation.roc import OperatingPoint, RankedScores, read_curve
 from hypersphere.evaluation.streaming import AllPairs, verify_blocks
@@ -162,8 +162,5 @@ def summarize_identification(features: Array, labels: Array, ranks: Sequence[int
     >>> summarize_identification([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.8, 0.2]], [0, 1, 0, 1], ranks=[1])
     {'rank': {1: 0.5}, 'probes': 2, 'gallery': 2}
     """
-    x = as_features("features", features)
-    y = as_labels("labels", labels, len(x), x.device)
-    first = first_of_each(y)
-    result = identify(x[~first], y[~first], x[first], y[first], ranks=ranks)
-    return {"rank": result.accuracy, "probes": int((~first).sum()), "gallery": int(first.sum())}
+    result = identify_by_first(features, labels, ranks=ranks)
+    return {"rank": result.accuracy, "probes": len(result.mated), "gallery": result.entries}

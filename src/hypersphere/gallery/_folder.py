@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hypersphere._files import MARK, make_folder, replacing
+from hypersphere._files import MARK, file_summary, make_folder, replacing
 from hypersphere._state_files import StoredTensor, write_tensors
 from hypersphere._validation import require
 
@@ -39,7 +39,6 @@ MANIFEST, LOCK = "gallery.json", ".lock"
 OURS = re.compile(
     r"\.?(rows|names|index)-[0-9a-f]{32}\.(safetensors|json)(\.[0-9a-f]{32}\.tmp)?|\.gallery\.json\..*\.tmp"
 )
-HASHED_BYTES = 1 << 20  # bytes that are read at a time
 
 
 class DamagedGallery(ValueError):
@@ -70,10 +69,10 @@ def write_folder(folder: Path, content: GalleryContent) -> None:
         for kind, tensors in content.tensors.items():
             with replacing(folder / f"{kind}-{identity}.safetensors") as draft:
                 write_tensors(draft, {name: StoredTensor(tensor) for name, tensor in tensors.items()})
-                files[kind] = {"name": f"{kind}-{identity}.safetensors", **_summary(draft)}
+                files[kind] = {"name": f"{kind}-{identity}.safetensors", **file_summary(draft)}
         with replacing(folder / f"names-{identity}.json") as draft:
             draft.write_text(json.dumps(content.names), encoding="utf-8")
-            files["names"] = {"name": f"names-{identity}.json", **_summary(draft)}
+            files["names"] = {"name": f"names-{identity}.json", **file_summary(draft)}
         manifest = {"note": MARK, "format": FORMAT, "settings": content.settings, "files": files}
         manifest["sha256"] = _checksum(manifest)
         with replacing(folder / MANIFEST) as draft:  # from here on, the folder holds the new gallery
@@ -109,7 +108,7 @@ def _read_files(folder: Path, manifest: Mapping[str, Any]) -> GalleryContent:
         path = folder / entry["name"]
         if not OURS.fullmatch(path.name) or path.parent != folder:
             raise DamagedGallery(f"{folder / MANIFEST} is damaged: {entry['name']!r} is not a file of a gallery")
-        if _summary(path) != {"bytes": entry["bytes"], "sha256": entry["sha256"]}:
+        if file_summary(path) != {"bytes": entry["bytes"], "sha256": entry["sha256"]}:
             raise DamagedGallery(f"{path} is damaged: its content is not what was written")
         try:
             if kind == "names":
@@ -146,16 +145,6 @@ def _refuse_foreign(folder: Path) -> None:
 def _checksum(manifest: Mapping[str, Any]) -> str:
     content = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _summary(path: Path) -> dict[str, Any]:
-    """Return the size and the SHA-256 of a file."""
-    checksum, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(HASHED_BYTES):
-            checksum.update(chunk)
-            size += len(chunk)
-    return {"bytes": size, "sha256": checksum.hexdigest()}
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from hypersphere._numerics import evenly_spaced
 from hypersphere._validation import require_package
 from hypersphere.gallery._rows import Rows
 
@@ -70,7 +71,7 @@ class ApproximateIndex:
             self._index.own_fields = True
             centres.this.disown()
         # Evenly spaced rows: the first ones may belong to a few people.
-        sample = torch.linspace(0, len(rows) - 1, min(len(rows), TRAINING_ROWS), dtype=torch.float64).long()
+        sample = evenly_spaced(len(rows), TRAINING_ROWS)
         self._index.train(rows.gather(sample).numpy())
         self._trained_on = len(rows)
 

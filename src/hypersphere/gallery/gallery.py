@@ -15,7 +15,7 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
-from hypersphere._validation import is_integer, require, warn_user
+from hypersphere._validation import is_integer, printable, require, warn_user
 from hypersphere.gallery._folder import DamagedGallery, GalleryContent, read_folder, write_folder
 from hypersphere.gallery._index import MIN_INDEXED, ApproximateIndex
 from hypersphere.gallery._rows import BLOCK_ROWS, ENCODINGS, Rows
@@ -51,7 +51,7 @@ class Matches:
         lines = [("query", "rank", "cosine", "name")]
         for query, (names, scores) in enumerate(zip(self.names[:SHOWN_QUERIES], self.scores.tolist(), strict=False)):
             for rank, (name, score) in enumerate(zip(names[:SHOWN_MATCHES], scores, strict=False), 1):
-                lines.append((str(query) if rank == 1 else "", str(rank), f"{score:.4f}", _printable(name)))
+                lines.append((str(query) if rank == 1 else "", str(rank), f"{score:.4f}", printable(name)))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(map(str.rjust, line[:3], widths)) + f"  {line[3]}" for line in lines]
         return "\n".join([f"{len(self)} queries, {self.scores.shape[1]} matches each", *table])
@@ -500,8 +500,3 @@ def _rows(kind: str, tensors: dict[str, Tensor], dim: int, dtype: str, *, is_map
         for block in blocks:
             rows.append_encoded(block)
     return rows
-
-
-def _printable(name: str) -> str:
-    """Return a name that does not break a table or a terminal."""
-    return name if name.isprintable() else ascii(name)

@@ -76,9 +76,7 @@ def compare_unseen(features: Tensor, labels: Tensor, *, folds: int = 10, per_fol
     # The same pairs for every row and seed of a recipe.
     pairs = data.draw_pairs(labels, folds=folds, per_fold=per_fold, seed=0)
     verified = evaluation.verify(features[pairs.first], features[pairs.second], pairs.same, folds=pairs.fold)
-    # The gallery has one item of each class; all others are probes.
-    gallery = evaluation.first_of_each(labels)
-    identified = evaluation.identify(features[~gallery], labels[~gallery], features[gallery], labels[gallery])
+    identified = evaluation.identify_by_first(features, labels)
     return {
         "accuracy": 100 * verified.accuracy,
         "eer": 100 * verified.eer,

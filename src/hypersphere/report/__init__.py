@@ -2,11 +2,10 @@
 
 from hypersphere._deprecation import deprecated_names
 from hypersphere.report import charts
-from hypersphere.report._text import printable
 from hypersphere.report.charts import Series, figure_svg
 from hypersphere.report.images import Images
 from hypersphere.report.measured import run_result
-from hypersphere.report.neurons import inspection_page, layer_table
+from hypersphere.report.neurons import angle_chart, inspection_page, layer_table
 from hypersphere.report.page import (
     Chart,
     Page,
@@ -21,7 +20,7 @@ from hypersphere.report.page import (
 )
 from hypersphere.report.palette import class_colors
 from hypersphere.report.recipes import RecipeResults, recipe_page, summary_table, write_recipe_page
-from hypersphere.report.results import evaluation_table, result_page
+from hypersphere.report.results import accuracy_chart, evaluation_table, result_page, strength_chart
 from hypersphere.report.runs import RunResult, run_page
 from hypersphere.report.spheres import Projection, Sphere, Spheres, project
 from hypersphere.report.tables import Column, Table, best_cells, markdown, print_table
@@ -43,6 +42,8 @@ __all__ = [
     "Table",
     "Tabs",
     "Text",
+    "accuracy_chart",
+    "angle_chart",
     "best_cells",
     "charts",
     "class_colors",
@@ -54,12 +55,12 @@ __all__ = [
     "markdown",
     "page_html",
     "print_table",
-    "printable",
     "project",
     "recipe_page",
     "result_page",
     "run_page",
     "run_result",
+    "strength_chart",
     "summary_table",
     "write_page",
     "write_recipe_page",

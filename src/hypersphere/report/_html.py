@@ -9,7 +9,8 @@ from functools import cache
 from importlib import resources
 from string import Template
 
-from hypersphere.report._text import printable, printable_data
+from hypersphere._validation import printable
+from hypersphere.report._text import printable_data
 
 COUNTED = ("columns", "rows", "images", "spheres", "sections")  # attributes whose length the repr of an object shows
 

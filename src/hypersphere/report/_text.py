@@ -8,7 +8,16 @@ from typing import Any
 
 from hypersphere._validation import printable
 
-__all__ = ["counted", "joined_facts", "listed", "printable", "printable_data", "short_names", "span", "words_of"]
+__all__ = [
+    "common_prefix",
+    "format_range",
+    "format_setting",
+    "join_words",
+    "joined_facts",
+    "pluralize",
+    "printable_data",
+    "short_names",
+]
 
 
 def printable_data(data: Any) -> Any:
@@ -20,19 +29,19 @@ def printable_data(data: Any) -> Any:
     return [printable_data(value) for value in data] if isinstance(data, (list, tuple)) else data
 
 
-def counted(count: int, what: str) -> str:
-    """Return a number and its noun.
+def pluralize(count: int, noun: str) -> str:
+    """Return a number and its noun, with a plural s.
 
-    >>> counted(1, "value"), counted(2000, "value")
+    >>> pluralize(1, "value"), pluralize(2000, "value")
     ('1 value', '2,000 values')
     """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def span(values: Iterable[float], form: str = ",") -> str:
+def format_range(values: Iterable[float], form: str = ",") -> str:
     """Format the smallest and the largest of some numbers, or a single number if they are equal.
 
-    >>> span([300, 1500, 300]), span([0.5], ".0%")
+    >>> format_range([300, 1500, 300]), format_range([0.5], ".0%")
     ('300 to 1,500', '50%')
     """
     ordered = sorted(values)
@@ -61,18 +70,18 @@ def common_prefix(names: Sequence[str]) -> str:
     return "".join(letters[0] for letters in alike)
 
 
-def words_of(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Format a setting; a component is shown as its name and its options.
 
-    >>> words_of({"name": "sgd", "lr": 0.1, "momentum": 0.9}), words_of([8, 16]), words_of({"shift": 2})
-    ('sgd (lr 0.1, momentum 0.9)', '[8, 16]', 'shift 2')
+    >>> format_setting({"name": "sgd", "lr": 0.1, "nesterov": True}), format_setting([8, 16])
+    ('sgd (lr 0.1, nesterov yes)', '[8, 16]')
     """
     if isinstance(value, Mapping):
-        options = ", ".join(f"{key} {words_of(item)}" for key, item in value.items() if key != "name")
+        options = ", ".join(f"{key} {format_setting(item)}" for key, item in value.items() if key != "name")
         name = str(value.get("name", ""))
         return f"{name} ({options})" if name and options else name or options or "none"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(words_of, value))}]"
+        return f"[{', '.join(map(format_setting, value))}]"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
@@ -89,10 +98,10 @@ def joined_facts(each: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {key: ", ".join(values) for key, values in merged.items()}
 
 
-def listed(names: Sequence[str]) -> str:
+def join_words(names: Sequence[str]) -> str:
     """Return names in a sentence.
 
-    >>> listed(["a", "b", "c"]), listed(["a"])
+    >>> join_words(["a", "b", "c"]), join_words(["a"])
     ('a, b and c', 'a')
     """
     return " and ".join([", ".join(names[:-1])] * (len(names) > 1) + [names[-1]])

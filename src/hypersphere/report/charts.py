@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hypersphere._validation import require
 from hypersphere.report._arrays import Array, as_array, as_numbers, mean_and_spread
-from hypersphere.report._text import counted, short_names
+from hypersphere.report._text import pluralize, short_names
 from hypersphere.report._vega import SOFT, altair, figure_svg, inline, make_chart, series_color
 from hypersphere.report.images import png_uri
 from hypersphere.report.palette import SCALE, class_colors, interpolated_colors, ordered_colors
@@ -65,7 +65,7 @@ class Series:
 
     def __repr__(self) -> str:
         seeds, count = self.rows.shape
-        return f"Series({self.name!r}, {counted(count, 'value')}{f' of {seeds} seeds' * (seeds > 1)})"
+        return f"Series({self.name!r}, {pluralize(count, 'value')}{f' of {seeds} seeds' * (seeds > 1)})"
 
     @property
     def rows(self) -> NDArray:
@@ -167,7 +167,7 @@ def lines(
     return make_chart(
         points,
         layers,
-        about=f"{counted(len(series), 'curve')} of {y_name or 'values'} over {x_name}{reach}",
+        about=f"{pluralize(len(series), 'curve')} of {y_name or 'values'} over {x_name}{reach}",
         numbers=_values_table(series, x_name, format),
         title=y_name + ("" if higher_is_better is None else f" {ARROWS[higher_is_better]}"),
         colors=colors,
@@ -259,8 +259,8 @@ def histogram(
         colors=colors,
         details=[show((mean, deviation)) for _, _, mean, deviation, *_ in summary],
         notes=[
-            f"{counted(gaps, 'value')} not finite, omitted." * bool(gaps),
-            f"{counted(outside, 'value')} outside the bins, not drawn." * bool(outside),
+            f"{pluralize(gaps, 'value')} not finite, omitted." * bool(gaps),
+            f"{pluralize(outside, 'value')} outside the bins, not drawn." * bool(outside),
         ],
         kind="points",
         axis=x_name,
@@ -363,7 +363,7 @@ def scatter(points: Array, labels: Array, *, vectors: Array | None = None, class
     return make_chart(
         rows,
         layers,
-        about=f"Scatter plot of {counted(len(x), 'feature')} of {len(names)} classes. Norms from {least} to {most}, "
+        about=f"Scatter plot of {pluralize(len(x), 'feature')} of {len(names)} classes. Norms from {least} to {most}, "
         f"median {show(median)}.",
         numbers=Table("", [Column("class"), Column("features", None, ",.0f"), *heads], summary),
         colors=colors,
@@ -438,7 +438,7 @@ def heat_map(
         notes=[
             f"{len(grid)} of {height} rows and {grid.shape[1]} of {width} columns, evenly spaced."
             * (grid.size < matrix.size),
-            f"{counted(int(blank.sum()), 'cell')} without a finite value, left blank."
+            f"{pluralize(int(blank.sum()), 'cell')} without a finite value, left blank."
             * bool(blank.any() and not is_diagonal),
         ],
         height=560 * ratio,
@@ -513,7 +513,7 @@ def landscape(
         layers,
         about=f"Landscape of {value_name} over first direction and second direction.{described}",
         numbers=Table("", heads, extremes),
-        notes=[f"{counted(gaps, 'point')} without a {'positive ' * log}finite value, left blank." * bool(gaps)],
+        notes=[f"{pluralize(gaps, 'point')} without a {'positive ' * log}finite value, left blank." * bool(gaps)],
         height=500,
         square=1.0,
     )
@@ -560,8 +560,8 @@ def _line_notes(series: Sequence[Series], is_banded: bool, log_y: bool) -> list[
     longest = max(one.rows.shape[1] for one in series)
     return [
         over and (f"Bands: mean ± one standard deviation {over}" if is_banded else f"Means {over}"),
-        f"{counted(gaps, 'value')} not finite, omitted." * bool(gaps),
-        f"{counted(lost, 'point')} at 0 or below omitted from the log axis." * bool(lost),
+        f"{pluralize(gaps, 'value')} not finite, omitted." * bool(gaps),
+        f"{pluralize(lost, 'point')} at 0 or below omitted from the log axis." * bool(lost),
         f"Drawn with at most {MOST_POINTS} of {longest:,} points per curve, extremes included."
         * (longest > MOST_POINTS),
     ]

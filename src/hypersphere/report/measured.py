@@ -27,13 +27,16 @@ def run_result(run: Any, experiment: Any, *, landscape: bool = False, step: int 
     Args:
         run: a `hypersphere.training.Run`.
         experiment: `run.experiment()`, with the weights of a checkpoint; it is moved to the CPU.
-        landscape: also compute the loss and error around the trained weights.
+        landscape: also compute the loss and error around the trained weights. The run must be tested on the classes
+            that it was trained on.
         step: the step of the checkpoint, if it is not the last one.
 
     Raises:
         ValueError: if features or class vectors are not finite, or there are no held-out data.
     """
     split = experiment.data
+    if landscape and split.open_set:  # the head has no scores for the test classes
+        raise ValueError(f"a landscape needs a run that is tested on its training classes, not {run.folder}")
     (features, labels), weight = experiment.embed(), experiment.head.weight.detach().cpu()
     if not (bool(features.isfinite().all()) and bool(weight.isfinite().all())):
         raise ValueError(f"{run.folder} has diverged: its features or class vectors are not finite")

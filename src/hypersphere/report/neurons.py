@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from hypersphere.energy.inspect import Inspection, LayerInspection, Pair, angle_density
 from hypersphere.report import charts
+from hypersphere.report._vega import altair
 from hypersphere.report.page import Chart, Page, Section, Tabs
 from hypersphere.report.tables import Cell, Column, Table
 
-__all__ = ["inspection_page", "layer_table", "layer_tables", "verdict"]
+__all__ = ["angle_chart", "inspection_page", "layer_table", "layer_tables", "verdict"]
 
 MOST_DRAWN = 60  # layers with a histogram
 CLEAR = 3.0  # standard deviations of random neurons beyond which a difference is not chance
@@ -74,6 +76,17 @@ def inspection_page(inspection: Inspection, source: str) -> Page:
     ]
     lead = f"{len(inspection.layers)} layers, {sum(layer.neurons for layer in inspection.layers)} neurons."
     return Page(f"Neurons of {source}", lead, sections, {"source": source})
+
+
+def angle_chart(inspection: Inspection) -> Any:
+    """Return one histogram of the angles between neurons per layer, next to each other, as an Altair chart."""
+    panels = []
+    for layer in inspection.layers:
+        title = {"text": layer.name, "subtitle": f"{layer.neurons} × {layer.length}"}
+        panel = _angles(layer).chart.properties(title=title, width=220, height=130)
+        panel.usermeta = altair().Undefined  # about the page of a single chart
+        panels.append(panel)
+    return altair().concat(*panels, columns=4)
 
 
 NORMS = ("mean norm", "smallest norm", "largest norm")

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from hypersphere._files import MARK, replacing
 from hypersphere._validation import require, require_package
 from hypersphere.report._html import Displayable, asset, element, escape, fill_template, json_script, prose, unbroken
-from hypersphere.report._text import joined_facts, listed
+from hypersphere.report._text import join_words, joined_facts
 from hypersphere.report._vega import THEME, chart_spec
 from hypersphere.report.images import Images, images_html
 from hypersphere.report.spheres import Spheres, spheres_data, spheres_html
@@ -125,7 +125,7 @@ def join_pages(pages: Sequence[Page]) -> Page:
     if len(pages) == 1:
         return pages[0]
     sections = [Stack(page.title, [Text("", page.lead), *page.sections]) for page in pages]
-    title = listed([page.title for page in pages]) if len(pages) <= 3 else f"{len(pages)} studies"
+    title = join_words([page.title for page in pages]) if len(pages) <= 3 else f"{len(pages)} studies"
     return Page(title, f"{len(pages)} studies.", sections, joined_facts(page.meta for page in pages))
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from hypersphere._files import replacing
-from hypersphere.report import _blocks, charts
-from hypersphere.report._text import counted, joined_facts, words_of
+from hypersphere.report import _sections, charts
+from hypersphere.report._text import format_setting, joined_facts, pluralize
 from hypersphere.report.charts import figure_svg
 from hypersphere.report.page import Chart, Page, Section, Stack, Tabs, write_page
 from hypersphere.report.spheres import Sphere
@@ -63,7 +63,7 @@ class RecipeResults:
         return recipe_page(self)._repr_html_()
 
     def __repr__(self) -> str:
-        return f"RecipeResults({self.title!r}, {counted(len(self.records), 'record')} of {len(self.by_row())} rows)"
+        return f"RecipeResults({self.title!r}, {pluralize(len(self.records), 'record')} of {len(self.by_row())} rows)"
 
     def by_row(self) -> dict[str, list[Mapping[str, Any]]]:
         """Return the records of each row that has any, ordered by seed."""
@@ -115,7 +115,7 @@ def summary_table(results: RecipeResults) -> Table:
     lost = {row: sum(bool(numbers.get("diverged")) for numbers in seeds) for row, seeds in metrics.items()}
     diverged = ", ".join(f"{row} ({count} of {len(metrics[row])})" for row, count in lost.items() if count)
     caption += f" Diverged: {diverged}." if diverged else ""
-    return _blocks.seed_table("Results", "method", results.columns, metrics, caption, results.printed)
+    return _sections.seed_table("Results", "method", results.columns, metrics, caption, results.printed)
 
 
 def group_rows(names: Sequence[str], most: int = MOST_ROWS) -> dict[str, dict[str, str]]:
@@ -173,7 +173,7 @@ def _chart(results: RecipeResults, key: str, names: Mapping[str, str]) -> Any:
     """Return a chart with one curve per row, mean and deviation over seeds; None if no row has the curve."""
     column, by_row = results.column(key), results.by_row()
     place = _on_axis if key in results.axes else _over_training
-    series = _blocks.seed_curves({short: place(results, by_row[row], key) for row, short in names.items()})
+    series = _sections.seed_curves({short: place(results, by_row[row], key) for row, short in names.items()})
     if not series:
         return None
     means = np.concatenate([one.mean[np.isfinite(one.mean)] for one in series])
@@ -244,14 +244,14 @@ def _pictures(results: RecipeResults) -> list[Section]:
     tensors = {row: [results.tensors(record) for record in records] for row, records in by_row.items()}
     first = {row: seeds[0] for row, seeds in tensors.items()}
     learned = {row: list(zip(seeds, map(_starts, by_row[row]), strict=True)) for row, seeds in tensors.items()}
-    sections: list[Section] = [*_blocks.learned_charts(learned)]
+    sections: list[Section] = [*_sections.learned_charts(learned)]
     grids = {
         key: {row: saved[f"landscape_{key}"] for row, saved in first.items() if f"landscape_{key}" in saved}
-        for key in _blocks.LANDSCAPES
+        for key in _sections.LANDSCAPES
     }
     places = {row: saved["coordinates"] for row, saved in first.items() if "coordinates" in saved}
-    if maps := _blocks.landscape_charts(grids, places):
-        sections.append(Stack("Around the trained weights", _blocks.arranged(maps), _blocks.ABOUT_DIRECTIONS))
+    if maps := _sections.landscape_charts(grids, places):
+        sections.append(Stack("Around the trained weights", _sections.lay_out(maps), _sections.ABOUT_DIRECTIONS))
     spheres = []
     for row, saved in first.items():
         if "features" in saved and saved["features"].shape[1] in (2, 3):
@@ -260,7 +260,7 @@ def _pictures(results: RecipeResults) -> list[Section]:
             caption = ", ".join(f"{column.name} {column.show(value)}" for column, value in shown if value is not None)
             vectors = saved.get("class_vectors")
             spheres.append(Sphere(row, saved["features"], saved["labels"], vectors, caption=caption))
-    return [*sections, *(_blocks.feature_sections(spheres) if spheres else ())]
+    return [*sections, *(_sections.feature_sections(spheres) if spheres else ())]
 
 
 def _starts(record: Mapping[str, Any]) -> dict[str, float | None]:
@@ -274,7 +274,7 @@ def _settings(results: RecipeResults) -> list[Table]:
     """Return a table of the settings that all rows share, and the changes from the recipe; none for old records."""
     overrides = results.records[0].get("overrides") or {}
     changed = f"Changed from the recipe: {', '.join(overrides)}." if overrides else ""
-    table = _blocks.settings_table([record.get("config") or {} for record in results.records], changed)
+    table = _sections.settings_table([record.get("config") or {} for record in results.records], changed)
     return [table] if table.rows else []
 
 
@@ -285,4 +285,4 @@ def _facts(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         facts.append({**record.get("versions", {}), **named, "commit": record.get("commit") or "none"})
     total = {"total seconds": f"{sum(record.get('seconds', 0.0) for record in records):.0f}"}
     overrides = records[-1].get("overrides") or {}
-    return {**joined_facts(facts), **total, **{key: words_of(value) for key, value in overrides.items()}}
+    return {**joined_facts(facts), **total, **{key: format_setting(value) for key, value in overrides.items()}}

@@ -12,13 +12,14 @@ import torch
 from hypersphere._validation import require
 from hypersphere.energy.inspect import Inspection
 from hypersphere.evaluation import Calibration, Identification, OperatingPoint, Roc, RocPoints, Verification, roc
-from hypersphere.report import _blocks, charts
+from hypersphere.report import _sections, charts
 from hypersphere.report.neurons import inspection_page, layer_tables
 from hypersphere.report.page import Chart, Page, Section, SideBySide
 from hypersphere.report.runs import MOST_COMPARED
 from hypersphere.report.tables import Column, Table
+from hypersphere.robustness import RobustAccuracy, Strength
 
-__all__ = ["evaluation_table", "result_page"]
+__all__ = ["accuracy_chart", "evaluation_table", "result_page", "strength_chart"]
 
 CALIBRATED_RATES = (0.1, 0.01, 0.001)  # false accept rates for which the page of a calibration shows thresholds
 DEPTH = 50  # ranks of a drawn CMC curve
@@ -60,6 +61,43 @@ def evaluation_table(results: Mapping[str, Any]) -> Table:
     return Table(f"Evaluation of {results['source']}", columns, rows, "\n".join(_captions(results)))
 
 
+def accuracy_chart(results: Mapping[str, RobustAccuracy]) -> Any:
+    """Return an Altair chart of accuracy under attack over ε in units of 1/255, with one curve per model.
+
+    The accuracy without an attack is shown at ε = 0.
+
+    Args:
+        results: results of `hypersphere.robustness.accuracy_under` by name of the model.
+    """
+    require(len(results) > 0, "results", "a mapping with at least one result", results)
+    series = []
+    for name, result in results.items():
+        points = sorted({0.0: result.clean, **dict(zip(result.epsilons, result.accuracies, strict=True))}.items())
+        values = [accuracy for _, accuracy in points]
+        series.append(charts.Series(name, values, x=[255 * epsilon for epsilon, _ in points]))
+    attacks = sorted({result.attack + ", transferred" * result.transferred for result in results.values()})
+    chart = charts.lines(series, x_name="ε · 255", y_name="accuracy", format=".1%", limits=(0.0, 1.0))
+    return chart.properties(title=f"accuracy under {'; '.join(attacks)}", width=460, height=300)
+
+
+def strength_chart(results: Mapping[str, Strength], norm: str = "l2") -> Any:
+    """Return an Altair chart of the sorted norms of the perturbations that fooled a model (thesis, figure C.1).
+
+    Images that are still classified correctly are left out. Images that were misclassified before the attack are
+    included; DeepFool does not change them, so their norm is zero.
+
+    Args:
+        results: results of `hypersphere.robustness.fooling_strength` by name of the model.
+        norm: "l2" or "linf".
+    """
+    require(norm in ("l2", "linf"), "norm", "'l2' or 'linf'", norm)
+    strengths = {name: one.norms(norm)[one.fooled].sort().values for name, one in results.items()}
+    series = [charts.Series(name, values) for name, values in strengths.items() if len(values)]
+    require(len(series) > 0, "results", "a mapping with at least one model that was fooled", list(results))
+    chart = charts.lines(series, x_name="image, sorted", y_name=f"strength ({norm})")
+    return chart.properties(width=460, height=300)
+
+
 def _can_draw() -> bool:
     return all(importlib.util.find_spec(package) is not None for package in ("altair", "vl_convert"))
 
@@ -88,7 +126,7 @@ def _score_chart(scores: torch.Tensor, same: torch.Tensor) -> Chart:
 
 def _roc_page(curve: Roc) -> Page:
     rows = [("equal error rate", f"{curve.eer:.2%}"), ("area under the curve", f"{curve.auc:.4f}")]
-    sections: list[Section] = [_metrics(rows), *([_blocks.roc_chart({"TAR": [curve]})] if _can_draw() else [])]
+    sections: list[Section] = [_metrics(rows), *([_sections.roc_chart({"TAR": [curve]})] if _can_draw() else [])]
     return Page("ROC curve", f"{curve.positives:,.0f} same and {curve.negatives:,.0f} different pairs.", sections)
 
 
@@ -110,7 +148,7 @@ def _verification_page(verified: Verification) -> Page:
     sections: list[Section] = [_metrics(rows), _point_table(verified.points, verified.roc.negatives)]
     if _can_draw():
         scores = _score_chart(verified.scores, verified.same)
-        sections.append(SideBySide("", [scores, _blocks.roc_chart({"TAR": [verified.roc]})]))
+        sections.append(SideBySide("", [scores, _sections.roc_chart({"TAR": [verified.roc]})]))
     same = int(verified.same.sum())
     lead = f"{same:,} same and {len(verified.same) - same:,} different pairs in {len(verified.accuracies)} folds."
     return Page("Verification", lead, sections)
@@ -120,7 +158,7 @@ def _identification_page(result: Identification) -> Page:
     ranks = [(str(rank), accuracy) for rank, accuracy in result.accuracy.items()]
     sections: list[Section] = [Table("", [Column("rank"), Column("identified", format=".2%")], ranks)]
     if _can_draw():
-        sections.append(_blocks.cmc_chart({"identified": [result]}, DEPTH))
+        sections.append(_sections.cmc_chart({"identified": [result]}, DEPTH))
     strangers = len(result.mated) - int(result.mated.sum())
     lead = f"{len(result.ranks):,} probes among {result.entries:,} entries."
     return Page("Identification", lead + f" {strangers:,} probes have no mate." * bool(strangers), sections)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hypersphere import energy, evaluation, sphere
-from hypersphere.report import _blocks, charts
-from hypersphere.report._text import common_prefix, counted, joined_facts, listed, span, words_of
+from hypersphere._numerics import evenly_spaced
+from hypersphere.report import _sections, charts
+from hypersphere.report._text import common_prefix, format_range, format_setting, join_words, joined_facts, pluralize
 from hypersphere.report.charts import Series
 from hypersphere.report.images import Images
 from hypersphere.report.neurons import layer_tables
@@ -101,10 +102,10 @@ class RunResult:
         return run_page([self])._repr_html_()
 
     def __repr__(self) -> str:
-        measured = f"{counted(len(self.labels), 'example')} of {len(self.classes):,} classes"
+        measured = f"{pluralize(len(self.labels), 'example')} of {len(self.classes):,} classes"
         return f"RunResult({self.name!r}: {self.setting('head')} on {self.setting('data')}, {measured})"
 
-    def over(self, kind: str, key: str) -> dict[float, Any]:
+    def metric_by_step(self, kind: str, key: str) -> dict[float, Any]:
         """Return the values of a metric from the lines of a kind: by epoch for "epoch", else by step.
 
         With the kind "validation", the lines of epochs are included, because an epoch can end with a validation.
@@ -142,9 +143,7 @@ class RunResult:
             return None
         first, second = torch.triu_indices(len(x), len(x), 1)
         roc = evaluation.roc(sphere.cosines(x.double(), x.double())[first, second], y[first] == y[second])
-        gallery = evaluation.first_of_each(y)
-        identified = evaluation.identify(x[~gallery], y[~gallery], x[gallery], y[gallery])
-        return Verified(evaluation.class_angles(x, y, bins=90), roc, identified)
+        return Verified(evaluation.class_angles(x, y, bins=90), roc, evaluation.identify_by_first(x, y))
 
     @cached_property
     def numbers(self) -> dict[str, float]:
@@ -205,11 +204,11 @@ def run_page(runs: Sequence[RunResult]) -> Page:
         run_table(groups),
         *_differences(first),
         Tabs("Measurements", [tab for tab in tabs if tab.sections]),
-        _blocks.settings_table(settings, "Settings that all runs share." * (len(groups) > 1)),
+        _sections.settings_table(settings, "Settings that all runs share." * (len(groups) > 1)),
     ]
     facts = [{key: value for key, value in run.facts.items() if value is not None} for run in runs]
     data = " and ".join(sorted({run.setting("data") for run in runs}))
-    what = listed(list(groups)) if len(groups) <= 4 else f"{len(groups)} kinds of runs"
+    what = join_words(list(groups)) if len(groups) <= 4 else f"{len(groups)} kinds of runs"
     title = f"{runs[0].setting('head') if len(groups) == 1 else what} on {data}"
     return Page(title, _lead(runs), sections, {**joined_facts(facts), "runs": ", ".join(run.name for run in runs)})
 
@@ -273,7 +272,7 @@ def run_table(groups: Groups) -> Table:
         caption += " The runs were tested on different examples, so no best run is marked."
     elif len(groups) > 1 and min(map(len, numbers.values())) < 2:
         caption += " A run with one seed has unknown noise, so no best run is marked."
-    return _blocks.seed_table("Summary", "run", columns, numbers, caption)
+    return _sections.seed_table("Summary", "run", columns, numbers, caption)
 
 
 def _same_data(groups: Groups) -> bool:
@@ -287,17 +286,19 @@ def _same_data(groups: Groups) -> bool:
 
 
 def _lead(runs: Sequence[RunResult]) -> str:
-    data = sorted({words_of(run.settings.get("data", "")) for run in runs})
+    data = sorted({format_setting(run.settings.get("data", "")) for run in runs})
     if len(data) > 1:
-        return f"{counted(len(runs), 'run')} on {listed(data)}."
+        return f"{pluralize(len(runs), 'run')} on {join_words(data)}."
     models = " and ".join(sorted({run.setting("model") for run in runs}))
-    sizes = span(run.features.shape[1] for run in runs).replace(" to", "- to")
-    epochs = span(max(run.over("epoch", "epoch"), default=run.settings.get("epochs") or 0) for run in runs)
+    sizes = format_range(run.features.shape[1] for run in runs).replace(" to", "- to")
+    epochs = format_range(
+        max(run.metric_by_step("epoch", "epoch"), default=run.settings.get("epochs") or 0) for run in runs
+    )
     rates = [run.accuracy for run in runs if run.accuracy is not None]
     kind, first = held_out_kind(runs), runs[0]
     training_classes = len(first.classes) if first.training_classes is None else first.training_classes
     if rates:
-        reached = f"{span(rates, '.1%')} accuracy on {len(first.labels):,} {kind} examples"
+        reached = f"{format_range(rates, '.1%')} accuracy on {len(first.labels):,} {kind} examples"
     else:
         selected = f"{kind} " * (kind != "test")
         reached = f"validated on {len(first.labels):,} {selected}examples of {len(first.classes):,} other classes"
@@ -313,7 +314,7 @@ def _differences(runs: Mapping[str, RunResult]) -> list[Table]:
     settings = {name: run.settings_but_seed for name, run in runs.items()}
     keys = dict.fromkeys(key for one in settings.values() for key in one)
     differ = [key for key in keys if len({json.dumps(one.get(key), sort_keys=True) for one in settings.values()}) > 1]
-    rows = [[name, *(words_of(one.get(key)) for key in differ)] for name, one in settings.items()]
+    rows = [[name, *(format_setting(one.get(key)) for key in differ)] for name, one in settings.items()]
     return [Table("Different settings", [Column("run"), *map(Column, differ)], rows)] if differ else []
 
 
@@ -335,16 +336,16 @@ def _training_tab(groups: Groups) -> Stack:
     accuracy = f"{held_out_kind(runs[0] for runs in groups.values())} accuracy"
     names = {"test_accuracy": accuracy, "accuracy": accuracy}
     curves = [
-        _over(groups, "epoch", "loss", "training loss"),
-        *(_over(groups, kind, key, names.get(key) or metric_name(key)) for key in validated),
-        _over(groups, "step", "loss", "batch loss"),
-        _over(groups, "step", "rate", "learning rate"),
+        _metric_chart(groups, "epoch", "loss", "training loss"),
+        *(_metric_chart(groups, kind, key, names.get(key) or metric_name(key)) for key in validated),
+        _metric_chart(groups, "step", "loss", "batch loss"),
+        _metric_chart(groups, "step", "rate", "learning rate"),
     ]
     energies = [
         _energies(f"Hidden layers, {name}" if len(groups) > 1 else "Hidden layers", runs, kind)
         for name, runs in groups.items()
     ]
-    heads = _blocks.seed_curves(
+    heads = _sections.seed_curves(
         {name: [_energy_of(run, kind, "head") for run in runs] for name, runs in groups.items()}
     )
     if heads:
@@ -375,9 +376,11 @@ def metric_name(key: str) -> str:
     return f"{protocol.replace('.', ' ').replace('_', ' ')}: {name}" if dot else name
 
 
-def _over(groups: Groups, kind: str, key: str, name: str) -> Chart | None:
+def _metric_chart(groups: Groups, kind: str, key: str, name: str) -> Chart | None:
     """Return a chart with one curve per group over epochs or steps; None if no run logged the metric."""
-    curves = _blocks.seed_curves({group: [run.over(kind, key) for run in runs] for group, runs in groups.items()})
+    curves = _sections.seed_curves(
+        {group: [run.metric_by_step(kind, key) for run in runs] for group, runs in groups.items()}
+    )
     if not curves:
         return None
     is_loss, is_learning_rate = "loss" in key, key == "rate"
@@ -396,15 +399,15 @@ def _over(groups: Groups, kind: str, key: str, name: str) -> Chart | None:
 
 
 def _energy_of(run: RunResult, kind: str, layer: str) -> dict[float, float | None]:
-    by_place = run.over(kind, "energy")
+    by_place = run.metric_by_step(kind, "energy")
     return {place: by_layer[layer] for place, by_layer in by_place.items() if by_layer and layer in by_layer}
 
 
 def _energies(title: str, runs: Sequence[RunResult], kind: str) -> Chart | None:
     """Return the energies of the hidden layers over training, in the order of the network."""
-    logged = [by_layer for by_layer in runs[0].over(kind, "energy").values() if by_layer]
+    logged = [by_layer for by_layer in runs[0].metric_by_step(kind, "energy").values() if by_layer]
     names = [name for name in dict.fromkeys(name for by_layer in logged for name in by_layer) if name != "head"]
-    series = _blocks.seed_curves({name: [_energy_of(run, kind, name) for run in runs] for name in names})
+    series = _sections.seed_curves({name: [_energy_of(run, kind, name) for run in runs] for name in names})
     if not series:
         return None
     if len(series) <= MOST_LINES:
@@ -423,7 +426,7 @@ def _feature_tab(runs: Mapping[str, RunResult]) -> Stack:
     spheres = [_sphere(name, run) for name, run in runs.items() if run.features.shape[1] > 1]
     norms = {name: sphere.norm(run.features.double()).flatten() for name, run in runs.items()}
     histogram = Chart(f"Norms of {held_out_kind(runs.values())} features", charts.histogram(norms, x_name="norm"))
-    return Stack("Features", [*_blocks.feature_sections(spheres), histogram])
+    return Stack("Features", [*_sections.feature_sections(spheres), histogram])
 
 
 def _sphere(name: str, run: RunResult) -> Sphere:
@@ -456,7 +459,7 @@ def shown_classes(run: RunResult) -> Tensor:
     if len(counts) <= MOST_CLASSES:
         return torch.arange(len(counts))
     able = (counts >= counts.sort(descending=True).values[SHOWN_CLASSES - 1]).nonzero().flatten()
-    return able[torch.linspace(0, len(able) - 1, SHOWN_CLASSES).long()]
+    return able[evenly_spaced(len(able), SHOWN_CLASSES)]
 
 
 def _verification_tab(groups: Groups) -> Stack:
@@ -477,17 +480,17 @@ def _verification_tab(groups: Groups) -> Stack:
             marks={"equal error": seeds[0].threshold},
         )
     better = _same_data(groups) or None
-    roc = _blocks.roc_chart({name: [one.roc for one in seeds] for name, seeds in verified.items()}, better)
+    roc = _sections.roc_chart({name: [one.roc for one in seeds] for name, seeds in verified.items()}, better)
     identified = {name: [one.identified for one in seeds] for name, seeds in verified.items()}
-    cmc = _blocks.cmc_chart(identified, DEPTH, better)
-    compared = span(len(runs[0].sample) for name, runs in groups.items() if name in verified)
+    cmc = _sections.cmc_chart(identified, DEPTH, better)
+    compared = format_range(len(runs[0].sample) for name, runs in groups.items() if name in verified)
     kind = held_out_kind(runs[0] for runs in groups.values())
     about = f"All pairs of {compared} {kind} examples, of the same class (positive) or of two classes (negative)."
     if all(runs[0].class_vectors is not None for runs in groups.values()):
         about += " Training has seen these classes, so this is not an open-set protocol."
     gallery = f"The gallery is the first {kind} example of each class; all other {kind} examples are probes."
     curves = SideBySide("ROC and CMC", [roc, replace(cmc, caption=gallery)])
-    return Stack("Verification", [*_blocks.arranged({f"Angles of pairs of {kind} features": angles}, about), curves])
+    return Stack("Verification", [*_sections.lay_out({f"Angles of pairs of {kind} features": angles}, about), curves])
 
 
 # Class vectors, layers, landscapes -----------------------------------------------------------------------------------
@@ -519,7 +522,7 @@ def _class_vector_tab(runs: Mapping[str, RunResult]) -> Stack:
         marks={"regular simplex": float(simplex)} if most <= dim + 1 and not others else {},
     )
     some = f"The first {MOST_VECTORS} of {most:,} classes." if most > MOST_VECTORS else ""
-    return Stack("Class vectors", [*_blocks.arranged(maps, some), Chart("All angles between class vectors", spread)])
+    return Stack("Class vectors", [*_sections.lay_out(maps, some), Chart("All angles between class vectors", spread)])
 
 
 def _mean_angles(run: RunResult, vectors: Tensor) -> Tensor:
@@ -533,7 +536,7 @@ def _mean_angles(run: RunResult, vectors: Tensor) -> Tensor:
 
 def _angle_maps(runs: Mapping[str, RunResult], angles: Mapping[str, Tensor], rows: str) -> dict[str, Any]:
     """Return one map per group, on a common colour scale."""
-    limits = _blocks.shared_limits(angles.values())
+    limits = _sections.shared_limits(angles.values())
     names = {"row_name": rows, "column_name": "class vector", "value_name": "angle in degrees"}
     return {
         name: charts.heat_map(values, runs[name].classes[: len(values)], **names, format=".0f", limits=limits)
@@ -544,7 +547,7 @@ def _angle_maps(runs: Mapping[str, RunResult], angles: Mapping[str, Tensor], row
 def _layer_tab(groups: Groups) -> Stack:
     """Return energies relative to random neurons, learned parameters, filters of the first layer, and layer tables."""
     learned = {name: [(run.learned, run.starts) for run in runs] for name, runs in groups.items()}
-    parts: list[Section] = [*_excess(groups), *_blocks.learned_charts(learned)]
+    parts: list[Section] = [*_excess(groups), *_sections.learned_charts(learned)]
     filters = {name: runs[0].filters for name, runs in groups.items()}
     images = [Images(name, weights) for name, weights in filters.items() if weights is not None]
     title = "Filters of the first layer"
@@ -585,7 +588,7 @@ def _above_random(run: RunResult) -> list[float]:
 def _landscape_tab(runs: Mapping[str, RunResult]) -> Stack:
     """Return loss and error around the trained weights, if computed."""
     landscapes = {name: run.landscape for name, run in runs.items() if run.landscape is not None}
-    grids = {key: {name: one.values[key] for name, one in landscapes.items()} for key in _blocks.LANDSCAPES}
-    maps = _blocks.landscape_charts(grids, {name: one.a for name, one in landscapes.items()})
-    about = f"{_blocks.ABOUT_DIRECTIONS} The class vectors are fixed."
-    return Stack("Landscape", _blocks.arranged(maps), about) if maps else Stack("Landscape", [])
+    grids = {key: {name: one.values[key] for name, one in landscapes.items()} for key in _sections.LANDSCAPES}
+    maps = _sections.landscape_charts(grids, {name: one.a for name, one in landscapes.items()})
+    about = f"{_sections.ABOUT_DIRECTIONS} The class vectors are fixed."
+    return Stack("Landscape", _sections.lay_out(maps), about) if maps else Stack("Landscape", [])

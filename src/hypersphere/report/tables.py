@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from hypersphere._validation import require
+from hypersphere._validation import printable, require
+from hypersphere.evaluation import student_quantile
 from hypersphere.report._html import Displayable, escape, unbroken
-from hypersphere.report._text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,9 +32,7 @@ STAR = " *"
 MOST_WIDE = 7  # up to this number of columns there is extra space between them
 ARROWS = {True: "↑", False: "↓"}
 DIRECTIONS = {True: "higher is better", False: "lower is better"}
-# 97.5 % quantiles of Student's t by degrees of freedom. Interpolation overestimates them slightly, so it is cautious.
-DEGREES = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60)
-QUANTILES = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.31, 2.23, 2.13, 2.09, 2.04, 2.00)
+MOST_DEGREES = 60  # degrees of freedom beyond which the quantile of Student's t is nearly constant
 
 
 @dataclass(frozen=True)
@@ -322,8 +320,10 @@ def _noise(first: tuple[float, float, float], second: tuple[float, float, float]
         return 0.0
     # Welch–Satterthwaite; a deviation without a number of seeds counts as known exactly.
     weights = sum(part**2 / degrees for part, degrees in parts if degrees > 0)
-    degrees = variance**2 / weights if weights else math.inf
-    return float(np.interp(degrees, DEGREES, QUANTILES)) * math.sqrt(variance)
+    degrees = min(variance**2 / weights, MOST_DEGREES) if weights else MOST_DEGREES
+    whole = max(math.floor(degrees), 1)
+    quantiles = student_quantile(0.975, whole), student_quantile(0.975, whole + 1)
+    return float(np.interp(degrees, (whole, whole + 1), quantiles)) * math.sqrt(variance)
 
 
 def _numbers(cell: Cell) -> tuple[float, float, float]:

@@ -1,15 +1,13 @@
 """Robustness: adversarial attacks, accuracy under attack, adversarial training."""
 
+from hypersphere._deprecation import deprecated_names
 from hypersphere.robustness.accuracy import (
     RobustAccuracy,
     Strength,
     accuracy_under,
     fooling_strength,
-    plot_accuracy,
-    plot_strength,
 )
-from hypersphere.robustness.attacks import ATTACKS, BIM, FGSM, Attack, Classifier, DeepFool
-from hypersphere.robustness.foolbox import Foolbox
+from hypersphere.robustness.attacks import ATTACKS, BIM, FGSM, Attack, Classifier, DeepFool, Foolbox
 from hypersphere.robustness.training import adversarial_loss
 
 __all__ = [
@@ -25,6 +23,9 @@ __all__ = [
     "accuracy_under",
     "adversarial_loss",
     "fooling_strength",
-    "plot_accuracy",
-    "plot_strength",
 ]
+
+__getattr__ = deprecated_names(
+    __name__,
+    {"plot_accuracy": "hypersphere.report:accuracy_chart", "plot_strength": "hypersphere.report:strength_chart"},
+)

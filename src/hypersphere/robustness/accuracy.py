@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from hypersphere import sphere
 from hypersphere._modes import evaluation_mode
-from hypersphere._validation import is_number, require, require_package
+from hypersphere._validation import is_number, require
 from hypersphere.robustness.attacks import FGSM, AttackFunction, DeepFool, Loss, Model
 
-__all__ = ["RobustAccuracy", "Strength", "accuracy_under", "fooling_strength", "plot_accuracy", "plot_strength"]
+__all__ = ["RobustAccuracy", "Strength", "accuracy_under", "fooling_strength"]
 
 Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
 
@@ -165,51 +165,3 @@ def fooling_strength(
 def _predict(model: Model, images: Tensor) -> Tensor:
     with evaluation_mode(model):
         return model(images).argmax(1)
-
-
-# Figures (extra `report`) --------------------------------------------------------------------------------------------
-
-
-def plot_accuracy(results: Mapping[str, RobustAccuracy]) -> Any:
-    """Return an Altair chart of accuracy over ε in units of 1/255, with one line per model.
-
-    The accuracy without an attack is shown at ε = 0.
-
-    Args:
-        results: results of `accuracy_under` by name of the model.
-    """
-    rows = []
-    for name, result in results.items():
-        points = {0.0: result.clean, **dict(zip(result.epsilons, result.accuracies, strict=True))}
-        rows += [{"model": name, "x": 255 * epsilon, "y": 100 * value} for epsilon, value in sorted(points.items())]
-    attacks = sorted({result.attack + (", transferred" if result.transferred else "") for result in results.values()})
-    return _line_chart(rows, list(results), "ε · 255", "accuracy %", title="; ".join(attacks), point=True)
-
-
-def plot_strength(results: Mapping[str, Strength], norm: str = "l2") -> Any:
-    """Return an Altair chart of the sorted norms of the perturbations that fooled a model (thesis, figure C.1).
-
-    Images that are still classified correctly are left out. Images that were misclassified before the attack are
-    included; DeepFool does not change them, so their norm is zero.
-
-    Args:
-        results: results of `fooling_strength` by name of the model.
-        norm: "l2" or "linf".
-    """
-    require(norm in ("l2", "linf"), "norm", "'l2' or 'linf'", norm)
-    rows = []
-    for name, result in results.items():
-        strengths = result.norms(norm)[result.fooled].sort().values.tolist()
-        rows += [{"model": name, "x": index, "y": strength} for index, strength in enumerate(strengths)]
-    return _line_chart(rows, list(results), "image, sorted", f"strength ({norm})", title="", point=False)
-
-
-def _line_chart(rows: list[dict[str, Any]], names: list[str], x: str, y: str, *, title: str, point: bool) -> Any:
-    require(len(names) > 0, "results", "a mapping with at least one result", names)
-    alt = require_package("altair", "altair", "report")
-    chart = alt.Chart(alt.Data(values=rows)).mark_line(point=point)
-    return chart.encode(
-        x=alt.X("x:Q", title=x),
-        y=alt.Y("y:Q", title=y),
-        color=alt.Color("model:N", title=None, sort=names),
-    ).properties(width=460, height=300, title=title)

@@ -406,7 +406,7 @@ def build(
     reads_data = split is None and outline is None
     config = with_absolute_paths(config, data=reads_data and data_root is None)
     if split is None and outline is not None:
-        split = data.DataSplit.blank(outline)
+        split = data.DataSplit.random_like(outline)
     if split is None:
         split = create(config.data, "data", data_root)
         if config.selection:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hypersphere._files import MARK, replacing
 from hypersphere._validation import require
+from hypersphere.data.pairs import sample_pairs
 from hypersphere.evaluation import (
     FARS,
     AllPairs,
@@ -114,7 +115,7 @@ class RunCalibration:
         chosen = torch.cat([paired[: (len(paired) + 1) // 2], single[: len(single) // 2]]).sort().values
         is_chosen = torch.isin(labels, chosen)
         x, y = features[is_chosen], labels[is_chosen]
-        first, second = _sample_pairs(y, MOST_FITTED, generator)
+        first, second = sample_pairs(y, MOST_FITTED, generator)
         owners = y[first], y[second]
         fitted = Calibration.fit(
             pair_scores(x, first, second), owners[0] == owners[1], method=method, prior=prior, groups=owners
@@ -150,7 +151,7 @@ class RunCalibration:
         sizes = y.unique(return_counts=True)[1]
         can_measure = len(sizes) > 1 and int(sizes.max()) > 1
         require(can_measure, "samples", "samples of two classes that were not calibrated on", f"{len(sizes)} classes")
-        first, second = _sample_pairs(y, MOST_TESTED, torch.Generator().manual_seed(0))
+        first, second = sample_pairs(y, MOST_TESTED, torch.Generator().manual_seed(0))
         same = y[first] == y[second]
         llrs = self.calibration.llr(pair_scores(x, first, second))
         cost, lowest = cllr(llrs, same), min_cllr(llrs, same)
@@ -232,35 +233,6 @@ class RunCalibration:
             f"RunCalibration({len(self.classes)} classes, {same} same and {pairs - same} different pairs, "
             f"step {self.step})"
         )
-
-
-def _sample_pairs(
-    labels: Int64[Tensor, " samples"], most: int, generator: torch.Generator
-) -> tuple[Int64[Tensor, " pairs"], Int64[Tensor, " pairs"]]:
-    """Return the positions of all pairs, or of about `most` random pairs of each kind if there are more of them."""
-    count = len(labels)
-    if count * (count - 1) // 2 <= 2 * most:
-        first, second = torch.triu_indices(count, count, offset=1)
-        return first, second
-    _, index, sizes = labels.unique(return_inverse=True, return_counts=True)
-    members = index.argsort(stable=True).split(sizes.tolist())
-    same_pairs = int((sizes * (sizes - 1) // 2).sum())
-    if same_pairs <= most:
-        same = torch.cat([torch.combinations(positions) for positions in members])
-    else:
-        # A class is drawn as often as it has pairs, and then two different samples of it.
-        drawn = torch.multinomial((sizes * (sizes - 1)).double(), most, replacement=True, generator=generator)
-        starts, class_sizes = sizes.cumsum(0) - sizes, sizes[drawn]
-        one = (torch.rand(most, generator=generator, dtype=torch.float64) * class_sizes).long()
-        step = 1 + (torch.rand(most, generator=generator, dtype=torch.float64) * (class_sizes - 1)).long()
-        by_class = torch.cat(members)
-        same = torch.stack([by_class[starts[drawn] + one], by_class[starts[drawn] + (one + step) % class_sizes]], 1)
-    different: list[Tensor] = []
-    while sum(map(len, different)) < most:
-        candidates = torch.randint(count, (most, 2), generator=generator)
-        different.append(candidates[labels[candidates[:, 0]] != labels[candidates[:, 1]]])
-    pairs = torch.cat([same, torch.cat(different)[:most]])
-    return pairs[:, 0], pairs[:, 1]
 
 
 def _rates_at(pairs: AllPairs, thresholds: Sequence[float]) -> tuple[list[tuple[float, float]], tuple[int, int]]:

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from hypersphere._collectives import Processes
-from hypersphere._files import flush, make_folder
+from hypersphere._files import file_summary, flush, make_folder
 from hypersphere._provenance import versions
 from hypersphere._state_files import Rows, StoredTensor, TensorFiles, flatten, unflatten, write_tensors
 from hypersphere._validation import require
@@ -490,7 +490,7 @@ def _write_part(folder: Path, rank: int, modules: Mapping[str, nn.Module], state
         raise OSError(str(error).splitlines()[0]) from error
     for name in names:
         flush(folder / name)  # before the manifest says that the files are complete
-    return {name: {"bytes": (folder / name).stat().st_size, "sha256": _digest(folder / name)} for name in names}
+    return {name: file_summary(folder / name) for name in names}
 
 
 def read_checkpoint(folder: Path, step: int, rank: int = 0, size: int = 1) -> Checkpoint:
@@ -517,7 +517,7 @@ def read_checkpoint(folder: Path, step: int, rank: int = 0, size: int = 1) -> Ch
         for name in sorted(files)[rank::size]:
             _require_equal("name of a file", Path(name).name, name)
             _require_equal(f"size of {name}", (folder / name).stat().st_size, files[name]["bytes"])
-            _require_equal(f"SHA-256 of {name}", _digest(folder / name), files[name]["sha256"])
+            _require_equal(f"SHA-256 of {name}", file_summary(folder / name)["sha256"], files[name]["sha256"])
         checkpoint = Checkpoint(folder, step, dict(manifest["made_with"]))
         # Headers and skeleton are checked as well, without reading the tensors.
         for kind, skeleton in checkpoint._skeleton().items():
@@ -591,11 +591,3 @@ def _unsealed(text: str) -> dict[str, Any]:
 def _require_equal(what: str, actual: object, expected: object) -> None:
     if actual != expected:
         raise DamagedCheckpoint(f"the {what} is {actual}, not {expected}")
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(2**20):
-            digest.update(part)
-    return digest.hexdigest()

@@ -15,13 +15,14 @@ from torch.nn.utils import parametrize
 from hypersphere import data
 from hypersphere._collectives import Processes
 from hypersphere._modes import evaluation_mode
+from hypersphere._numerics import evenly_spaced
 from hypersphere._validation import require
 from hypersphere.data.images import as_floats
 from hypersphere.data.loading import batch_sizes, rows_of_rank
 from hypersphere.data.pairs import draw_possible_pairs
 from hypersphere.energy import layer_energies
-from hypersphere.energy.energy import evenly_spaced
-from hypersphere.evaluation import first_of_each, identify, retrieve, verify
+from hypersphere.energy.energy import MAX_NEURONS
+from hypersphere.evaluation import identify_by_first, retrieve, verify
 from hypersphere.heads import NonFiniteScoresError, ShardedHead
 from hypersphere.training.objective import Objective
 
@@ -154,8 +155,7 @@ class IdentificationProtocol:
 
     def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
         """Return the accuracy at each rank."""
-        gallery = first_of_each(labels)
-        result = identify(features[~gallery], labels[~gallery], features[gallery], labels[gallery], ranks=self.ranks)
+        result = identify_by_first(features, labels, ranks=self.ranks)
         return {f"rank{rank}": value for rank, value in result.accuracy.items()}
 
 
@@ -339,7 +339,8 @@ def gathered_class_vectors(head: Any) -> Tensor | None:
     if not isinstance(head, ShardedHead):
         return head.weight
     centers = head.head.num_centers
-    chosen, sizes = evenly_spaced(head.num_classes * centers), [size * centers for size in head.sizes]
+    chosen = evenly_spaced(head.num_classes * centers, MAX_NEURONS)
+    sizes = [size * centers for size in head.sizes]
     counts = [len(part) for part in _by_owner(chosen, sizes)]
     mine = _by_owner(chosen, sizes)[head.processes.rank] - head.rows.start
     return head.processes.gather_at_first(head.weight[mine.to(head.weight.device)], counts)

@@ -13,7 +13,7 @@ from torch import Tensor
 from hypersphere.evaluation import Identification, Roc
 from hypersphere.report import charts
 from hypersphere.report._arrays import as_array
-from hypersphere.report._text import words_of
+from hypersphere.report._text import format_setting
 from hypersphere.report.charts import Series
 from hypersphere.report.page import Chart, Section, SideBySide
 from hypersphere.report.spheres import Sphere, Spheres
@@ -94,7 +94,7 @@ def settings_table(settings: Sequence[Mapping[str, Any]], caption: str = "") -> 
     """Return the settings that all of these share, one row per setting; `caption` explains them."""
     first, *others = settings
     shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
-    rows = [[key, words_of(value)] for key, value in shared.items()]
+    rows = [[key, format_setting(value)] for key, value in shared.items()]
     return Table("Settings", [Column("setting"), Column("value")], rows, caption)
 
 
@@ -120,7 +120,7 @@ def cmc_chart(
     return Chart("CMC", charts.lines(series, higher_is_better=higher_is_better, **options))
 
 
-def arranged(by_title: Mapping[str, Mapping[str, Any]], caption: str = "") -> list[Section]:
+def lay_out(by_title: Mapping[str, Mapping[str, Any]], caption: str = "") -> list[Section]:
     """Return charts given by title and by the name of a run: one row per title, or a single row if there is one run."""
     if all(len(by_name) == 1 for by_name in by_title.values()):
         return [SideBySide("", [Chart(title, *by_name.values()) for title, by_name in by_title.items()], caption)]
