@@ -16,7 +16,6 @@ import oracle
 from hypersphere.energy import MHE
 from hypersphere.optim import Optimizers
 from hypersphere.rotation import (
-    BlockLayout,
     Equivalence,
     Stochastic,
     degrees_of_freedom,
@@ -26,7 +25,6 @@ from hypersphere.rotation import (
     rotation_parameters,
     rotation_states,
 )
-from hypersphere.rotation.two_sided import OrderedBlocks, _TwoSided
 
 from .reference import rotation as reference_matrix
 from .samples import left_unchanged, mlp, perturb_
@@ -302,22 +300,6 @@ def test_equivalence_linear_layer_equals_its_weight(tokens, sides, block_size):
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-3)
     assert layer(x[:, None].expand(-1, 2, -1)).shape == (tokens, 2, 40)
-
-
-@pytest.mark.parametrize(("p", "r"), [(8, 8), (6, 8), (8, 4), (8, None), (None, 4)])
-def test_two_sided_linear_passes_gradcheck_and_gradgradcheck(p, r):
-    torch.manual_seed(0)
-    x, v = torch.randn(3, 8).double().requires_grad_(), torch.randn(9, 8).double().requires_grad_()
-    inputs = None if p is None else OrderedBlocks(BlockLayout(p, 2), torch.randperm(8))
-    outputs = None if r is None else OrderedBlocks(BlockLayout(r, 4), torch.randperm(9))
-    r_t = None if r is None else torch.randn(4, r // 4, r // 4).double().requires_grad_()
-    p_t = None if p is None else torch.randn(2, p // 2, p // 2).double().requires_grad_()
-
-    def function(*tensors):
-        return _TwoSided.apply(outputs, inputs, *tensors)
-
-    assert gradcheck(function, (x, r_t, p_t, v))
-    assert gradgradcheck(function, (x, r_t, p_t, v), fast_mode=True)
 
 
 def test_equivalence_layer_passes_gradcheck_with_respect_to_its_parameters():

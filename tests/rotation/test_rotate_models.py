@@ -1,4 +1,4 @@
-"""`rotate_` on models of other libraries, and on weights that are no matrix of rows."""
+"""`rotate_` on models of other libraries, and on weights that are not matrices of rows."""
 
 import copy
 

@@ -122,7 +122,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         require(schedule is None or callable(schedule), "schedule", "None or a callable of the step", schedule)
         require(is_integer(every, 1), "every", "an integer >= 1", every)
         require_bools(auto_advance=auto_advance, report=report)
-        self.selection = select_layers(model, output_layer, where, roles, min_length)
+        self.selection = _select_layers(model, output_layer, where, roles, min_length)
         self.layer_weights = resolve_patterns("layer_weights", layer_weights, self.selection)
         for factor in self.layer_weights.values():
             require(is_number(factor, 0), "layer_weights", "finite numbers >= 0", factor)
@@ -357,7 +357,7 @@ _LEFT_OUT = {
 }
 
 
-def select_layers(
+def _select_layers(
     model: LayerSource,
     output_layer: str | Sequence[str] | None,
     where: Callable[[str, nn.Module], bool] | None,

@@ -172,8 +172,8 @@ def data_dependent_energy(
     _check_classes(w, labels, counted)
     labels = labels.flatten().long()
     counted = None if counted is None else counted.flatten()
-    # Ignored labels may be no index of a row, so they become 0 and do not count. If values can be read, this is skipped
-    # where there is none.
+    # An ignored label need not be the index of a row, so replace it by 0 and do not count it. If values can be read and
+    # no label is ignored, skip this.
     ignored = labels == ignore_index
     if not _numerics.values_readable(labels) or bool(ignored.any()):
         counted = ~ignored if counted is None else counted & ~ignored

@@ -29,7 +29,7 @@ class LowRank(nn.Module):
         generator: the generator of a random P₁; the global one if None.
     """
 
-    left: Tensor
+    left: Tensor  # P₁, on the left in (E.23), where neurons are columns
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class LowRank(nn.Module):
         require(basis in ("svd", "random"), "basis", "'svd' or 'random'", basis)
         self.shape = tuple(weight.shape)
         if basis == "random":
-            left = torch.randn(rank, rows.shape[1], generator=generator).to(rows)
+            p1 = torch.randn(rank, rows.shape[1], generator=generator).to(rows)
         else:
-            left = _right_singular_vectors(rows, rank)
-        self.register_buffer("left", left)
+            p1 = _right_singular_vectors(rows, rank)
+        self.register_buffer("left", p1)
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the tensor of the layer from Y₁ (N, r) and Y₂ (r, d)."""

@@ -95,7 +95,7 @@ class EnergyRegularizer(NeuronRegularizer):
         needs_counter = needs_counter or batch is not None
         super().__init__(
             model,
-            # An output layer with λ_o = 0 can have a λ by its name, an embedding only together with all others.
+            # `layer_weights` can give an output layer a λ even if λ_o = 0. Embeddings need `embedding` > 0.
             roles=("hidden", "output", "embedding") if embedding else ("hidden", "output"),
             min_length=2,  # the directions of single numbers are ±1
             needs_counter=needs_counter,
@@ -337,7 +337,7 @@ def _resolve_neuron_weights(
         accepted = f"{groups * neurons} numbers for {name}"
         try:
             values = torch.as_tensor(betas)
-        except (TypeError, ValueError, RuntimeError):  # torch raises any of them for what is no tensor
+        except (TypeError, ValueError, RuntimeError):  # `as_tensor` raises any of them
             raise ValueError(f"neuron_weights must be {accepted}, not {betas!r}") from None
         # A list of integers is a valid list of factors.
         values = values if values.is_floating_point() else values.to(torch.get_default_dtype())

@@ -93,7 +93,7 @@ def check_values(head: AngularHead, **others: Any) -> None:
 
     Args:
         head: a head, which has most options as attributes.
-        others: options that are no attributes.
+        others: options that are not attributes of the head.
     """
     for name, accepted in VALUES.items():
         value = others[name] if name in others else getattr(head, name)

@@ -122,12 +122,12 @@ def merge(head: AngularHead, a: int, b: int, optimizer: Any) -> Tensor:
 def keep_centers(head: AngularHead, dominant: Tensor, optimizer: Any) -> None:
     """Keep one centre per class; see `AngularHead.keep_dominant_centers`."""
     centers = head.num_centers
-    is_vector = isinstance(dominant, Tensor) and dominant.shape == (head.num_classes,) and not dominant.is_complex()
     accepted = f"{head.num_classes} centres in [0, {centers})"
-    is_vector = is_vector and not dominant.is_floating_point()
-    require(is_vector, "dominant", accepted, dominant.shape if isinstance(dominant, Tensor) else dominant)
+    is_vector = isinstance(dominant, Tensor) and dominant.shape == (head.num_classes,)
+    is_integral = is_vector and not dominant.is_floating_point() and not dominant.is_complex()
+    require(is_integral, "dominant", accepted, dominant.shape if isinstance(dominant, Tensor) else dominant)
     fits = bool(((dominant >= 0) & (dominant < centers)).all())
-    require(fits, "dominant", accepted, dominant.tolist() if len(dominant) < 10 else "others")
+    require(fits, "dominant", accepted, dominant.tolist())
     _require_changeable(head, optimizer)
     source = centers * torch.arange(head.num_classes) + dominant.cpu()
     change = _Change(source, head.class_storage.rows_after_change(len(source)), optimizer)

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 # Classes are sampled in blocks with one seed each, so that they do not depend on how classes are distributed over
-# processes. A block is small compared with the part of a process.
+# processes. Blocks are much smaller than the share of one process, so few surplus numbers are drawn.
 _SAMPLES_PER_SEED = 2**16
 
 

@@ -1,4 +1,4 @@
-r"""The functions of the cosine that scores are computed from: g, the margin ψ, and changes of other classes.
+r"""The functions of the cosine that give the scores: g, the margin ψ, and changes of the responses of other classes.
 
 `ScoreFunctions` has g and ψ of a head. `Negatives` changes some of the other classes, j ≠ y, for three objectives of
 one form: the response g(θ_j) of another class is replaced, or the class is left out of the loss.

@@ -1,6 +1,6 @@
 r"""The angular head: scores h(‖w‖, ‖x‖)·g(θ) with a margin ψ on the target class, and their cross entropy.
 
-`AngularHead.forward` computes the loss in four steps, which `_batch_loss` has in this order:
+`AngularHead.forward` computes the loss in four steps, in the order of `_batch_loss`:
 
 1. `_class_terms`: one reduction over all other classes per sample, and the product with the target class vector. The
    arithmetic is in `fused_loss`.
@@ -568,8 +568,15 @@ class AngularHead(nn.Module):
         if state.norm_statistics is not None:
             state = self._with_norm_statistics(state, terms.feature_norm, sample_weights, count)
         # Step 2: the target scores.
-        norms = (terms.feature_norm, terms.target_norm)
-        score = self._target_scores(functions, batch, state, terms.target, *norms, terms.target_direction)
+        score = self._target_scores(
+            functions,
+            batch,
+            state,
+            z=terms.target,
+            x_norm=terms.feature_norm,
+            w_norm=terms.target_norm,
+            w_hat=terms.target_direction,
+        )
         if self.bias is not None:
             # `target_bias` is None if all classes share one bias.
             score = score + (self.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)

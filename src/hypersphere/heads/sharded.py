@@ -38,7 +38,7 @@ from hypersphere.heads.head import AngularHead
 __all__ = ["ShardedHead"]
 
 # Initial class vectors are drawn in blocks of the logical weight with one seed each, so that they do not depend on how
-# classes are distributed over processes. A block is small compared with the part of a process.
+# classes are distributed over processes.
 _INITIAL_ROWS_PER_SEED = 1024
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hypersphere._layer_selection import WeightPart, layers_of
 from hypersphere._validation import require
-from hypersphere.layers.decoupled import OperatorOptions, _DecoupledRows
+from hypersphere.layers.decoupled import OperatorOptions, RowLayer
 
 __all__ = ["DecoupledMultiheadAttention", "DecoupledProjection"]
 
@@ -49,7 +49,7 @@ class _Projection(nn.Module):
         return f"in_features={in_features}, out_features={out_features}"
 
 
-class DecoupledProjection(_DecoupledRows, _Projection):
+class DecoupledProjection(RowLayer, _Projection):
     """The decoupled q, k or v of an attention module. Learned k and ρ belong to it, the weight does not."""
 
     def __init__(self, attention: nn.MultiheadAttention, part: WeightPart, options: OperatorOptions) -> None:
@@ -62,8 +62,8 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
 
     Attributes:
         q: the decoupled layer of the queries.
-        k: the projection of the keys.
-        v: the projection of the values.
+        k: the decoupled layer of the keys.
+        v: the decoupled layer of the values.
     """
 
     q: DecoupledProjection

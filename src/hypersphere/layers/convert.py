@@ -157,13 +157,13 @@ def revert_(model: Model) -> Model:
           (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
         )
     """
-    for module in layers_to_revert(model):
+    for module in _layers_to_revert(model):
         revert_layer_(module)
     update_fast_paths_(model)
     return model
 
 
-def layers_to_revert(model: nn.Module) -> list[nn.Module]:
+def _layers_to_revert(model: nn.Module) -> list[nn.Module]:
     """Return the layers that `revert_` reverts, or raise its errors."""
     require(isinstance(model, nn.Module), "model", "a module", model)
     inside_norms = {module.layer for module in model.modules() if isinstance(module, SphereNorm)}
@@ -410,7 +410,7 @@ def fold_operator_(model: nn.Module) -> int:
         return 0
     folded = cast(dict[nn.Module, Tensor], weights)
     # Both raise their errors before the first weight changes.
-    layers_to_revert(model)
+    _layers_to_revert(model)
     _require_consistent_ties(model, folded)
     for module, weight in folded.items():
         with torch.no_grad():

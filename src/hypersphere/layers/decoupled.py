@@ -57,6 +57,7 @@ __all__ = [
     "DecoupledLayer",
     "DecoupledLinear",
     "OperatorOptions",
+    "RowLayer",
     "SlidingWindowLayer",
     "require_known_options",
     "shared_k",
@@ -488,7 +489,7 @@ class DecoupledConv3d(_DecoupledConv, nn.Conv3d):
     """
 
 
-class _DecoupledRows(DecoupledLayer):
+class RowLayer(DecoupledLayer):
     """Mixin of decoupled layers that respond to rows (..., features)."""
 
     groups = 1  # an attribute that convolutions have; here all filters see the same rows
@@ -507,7 +508,7 @@ class _DecoupledRows(DecoupledLayer):
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-class DecoupledLinear(_DecoupledRows, nn.Linear):
+class DecoupledLinear(RowLayer, nn.Linear):
     r"""A fully connected decoupled layer: a row is a patch. Further arguments are those of `DecoupledConv2d`.
 
     >>> layer = DecoupledLinear(2, 1, bias=False)

@@ -32,7 +32,21 @@ from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Side
 from hypersphere.rotation.rotate import METHODS, Quantization
 
-__all__ = ["CARD", "PEFT_CONFIG", "TENSORS", "Adapter", "LayerAdapter", "base_sample", "read_adapter", "write_adapter"]
+__all__ = [
+    "CARD",
+    "PEFT_CONFIG",
+    "TENSORS",
+    "Adapter",
+    "LayerAdapter",
+    "base_sample",
+    "read_adapter",
+    "read_json",
+    "read_tensors",
+    "same_base",
+    "tensor_bytes",
+    "write_adapter",
+    "write_files",
+]
 
 CARD, PEFT_CONFIG, TENSORS = "adapter.json", "adapter_config.json", "adapter_model.safetensors"
 _FORMAT = "hypersphere rotation adapter"

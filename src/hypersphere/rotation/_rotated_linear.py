@@ -225,40 +225,40 @@ class _CayleySide(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, layout: BlockLayout, x: Tensor, free: Tensor, v: Tensor, s: Tensor, square: Tensor, terms: int
+        ctx: Any, layout: BlockLayout, x: Tensor, entries: Tensor, v: Tensor, s: Tensor, square: Tensor, terms: int
     ) -> Tensor:
         ctx.layout, ctx.terms = layout, terms
-        parts = layout.split(x.to(free.dtype))
+        parts = layout.split(x.to(entries.dtype))
         u = factorizations.apply_skew_series(parts, factorizations.SkewSeries(s, square, terms))  # x·M
-        ctx.save_for_backward(x, free, v, u, s, square)
+        ctx.save_for_backward(x, entries, v, u, s, square)
         return layout.join(2 * u - parts, len(x)).to(x.dtype) @ v.mT  # x·R = 2u − x
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, free, v, u, s, square = ctx.saved_tensors
+        x, entries, v, u, s, square = ctx.saved_tensors
         layout: BlockLayout = ctx.layout
-        needs = needs_x, needs_free, needs_v = ctx.needs_input_grad[1:4]
+        needs = needs_x, needs_entries, needs_v = ctx.needs_input_grad[1:4]
         if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
 
-            def output(x: Tensor, free: Tensor, v: Tensor) -> Tensor:
-                eye = torch.eye(layout.block_size, dtype=free.dtype, device=free.device)
-                matrices = Cayley().expression(free, eye.expand(*free.shape[:-1], -1, -1)).mT
+            def output(x: Tensor, entries: Tensor, v: Tensor) -> Tensor:
+                eye = torch.eye(layout.block_size, dtype=entries.dtype, device=entries.device)
+                matrices = Cayley().expression(entries, eye.expand(*entries.shape[:-1], -1, -1)).mT
                 return rotate_wide(layout, x, matrices) @ v.mT
 
-            return None, *differentiable_gradients(output, (x, free, v), needs, grad), None, None, None
-        grad_x = grad_free = grad_v = None
+            return None, *differentiable_gradients(output, (x, entries, v), needs, grad), None, None, None
+        grad_x = grad_entries = grad_v = None
         with _numerics.autocast_disabled(grad):
-            parts = layout.split((grad @ v).to(free.dtype))  # Z, the gradient of x·R
+            parts = layout.split((grad @ v).to(entries.dtype))  # Z, the gradient of x·R
             series = factorizations.SkewSeries(s, square, ctx.terms)
             w = factorizations.apply_skew_series(parts, series, transposed=True)  # Z·Mᵀ
             if needs_x:  # Z·Rᵀ = 2w − Z
                 grad_x = layout.join(2 * w - parts, len(x)).to(x.dtype)
-            if needs_free:  # the skew part of 2uᵀw
-                grad_free = factorizations.pack_skew(factorizations.product(u.mT, w)).mul_(2)
+            if needs_entries:  # the skew part of 2uᵀw
+                grad_entries = factorizations.pack_skew(factorizations.product(u.mT, w)).mul_(2)
             if needs_v:  # Gᵀ·(x·R), with x·R = 2u − x
-                rotated = layout.join(2 * u - layout.split(x.to(free.dtype)), len(x))
+                rotated = layout.join(2 * u - layout.split(x.to(entries.dtype)), len(x))
                 grad_v = grad.mT @ rotated.to(grad.dtype)
-        return None, grad_x, grad_free, grad_v, None, None, None
+        return None, grad_x, grad_entries, grad_v, None, None, None
 
 
 def _output(layout: BlockLayout, x: Tensor, matrices: Tensor, v: Tensor) -> Tensor:

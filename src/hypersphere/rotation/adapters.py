@@ -202,7 +202,7 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
     """
     require(isinstance(check, bool), "check", "a bool", check)
     selection = layers_of(model, output_layer=None)
-    adapter = _with_present_names(_read(Path(folder)), selection)
+    adapter = _with_current_names(_read(Path(folder)), selection)
     layers = {path: layer for layer in selection for path in (layer.name, *layer.aliases)}
     unknown = [layer for layer in adapter.layers if layer not in layers]
     if unknown:
@@ -257,8 +257,8 @@ def _read(folder: Path) -> Adapter:
     return read_peft_adapter(folder)
 
 
-def _with_present_names(adapter: Adapter, layers: Iterable[NeuronLayer]) -> Adapter:
-    """Return an adapter in which the layer of a model that is a single layer has its name; it used to be empty."""
+def _with_current_names(adapter: Adapter, layers: Iterable[NeuronLayer]) -> Adapter:
+    """Return an adapter whose layers have their current names. A model that is one layer used to be saved without."""
     root_layer = next((layer.name for layer in layers if layer.module_name == "" and not layer.part.suffix), "")
     return replace(adapter, layers={name or root_layer: layer for name, layer in adapter.layers.items()})
 

@@ -57,7 +57,7 @@ class Rotation(nn.Module):
         method: an object of `hypersphere.orthogonal` or `hypersphere.transform`.
         layout: blocks and factors of R.
         dimensions: the p entries of each neuron that are rotated, all of them if None (S-OPT).
-        seed: the seed from which `dimensions` are drawn again later (S-OPT).
+        seed: the seed of later draws: of `dimensions` (S-OPT), or of the order of the blocks (`TwoSidedRotation`).
         side: what the forward pass of a linear layer rotates: "weight", "input", or "auto" for the cheaper of the two.
         dropout: the probability with which each block is replaced by the identity in training, 0 with `dimensions`.
         like: the weight. The free parameters take its device, and its dtype or float32 if that is wider.

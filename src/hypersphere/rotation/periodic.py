@@ -59,13 +59,13 @@ class PeriodicFold(abc.ABC):
         """Return the modules whose rotations are folded and redrawn, with their rotations."""
 
     def step(self, optimizer: torch.optim.Optimizer | Optimizers | None = None) -> bool:
-        """Count one training step, and fold and draw dimensions after every `every` steps.
+        """Count one training step; after every `every` steps, fold the rotations and draw again.
 
         If an error is raised, the model, the optimiser and the counter are unchanged.
 
         Args:
-            optimizer: its state of the folded parameters is dropped, because momentum refers to the old dimensions. It
-                may be a `hypersphere.optim.Optimizers`.
+            optimizer: its state of the folded parameters is dropped, because momentum refers to the
+                rotations before the fold. It may be a `hypersphere.optim.Optimizers`.
 
         Returns:
             True if the rotations were folded.
@@ -92,7 +92,7 @@ class PeriodicFold(abc.ABC):
         return steps % self.every == 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step counter. Dimensions and seeds are buffers of the model."""
+        """Return the step counter. Dimensions, orders and seeds are buffers of the model."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -116,9 +116,10 @@ def refine_neurons(
     require_energy("energy", energy)
     require(is_integer(steps, 1), "steps", "an integer >= 1", steps)
     require(is_number(rate, 0) and rate > 0, "rate", "a positive number", rate)
-    function = REFINEMENTS[energy] if isinstance(energy, str) else energy
     if energy == "comhe":
-        function = CompressiveEnergy(generator=generator)
+        function: Energy = CompressiveEnergy(generator=generator)
+    else:
+        function = REFINEMENTS[energy] if isinstance(energy, str) else energy
     is_known = isinstance(energy, (str, CompressiveEnergy))
     require(not is_known or len(rows) >= 2, "rows", "at least two neurons", len(rows))
     # Values of the compressive energy are random, so its iterates are compared by the half-space energy.

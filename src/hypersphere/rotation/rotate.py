@@ -33,13 +33,22 @@ from hypersphere.rotation.refine import refine_neurons, require_energy
 from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = [
+    "METHODS",
     "CustomTransform",
+    "Plan",
+    "Quantization",
+    "attach_all",
     "fold_",
+    "is_quantized",
+    "original_weight",
+    "prepared_rows",
+    "reason_not_rotatable",
     "rotatable_layers",
     "rotate_",
     "rotated_layers",
     "rotation_parameters",
     "select",
+    "unparametrized_rows",
     "use",
     "use_rotation_set",
 ]
@@ -254,7 +263,10 @@ Plan = tuple[NeuronLayer, AnyRotation, Tensor | None]
 def attach_all(
     model: nn.Module, plans: Sequence[Plan], *, learn_neurons: bool = False, quantized: Container[str] = ()
 ) -> None:
-    """Write the neurons of plain layers and register their parametrisations. `quantized` has names of layers."""
+    """Write the neurons of plain layers and register their parametrisations.
+
+    The neurons of the layers named in `quantized` are stored as int8.
+    """
     # All neurons are written first: a weight that holds several layers is parametrised with the first of them.
     for layer, _, rows in plans:
         if rows is not None:
