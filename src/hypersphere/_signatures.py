@@ -48,7 +48,7 @@ def accept_options_of(*others: Function, only: Collection[str] | None = None) ->
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
             for name in (name for name in options if name not in parameters):
-                owner = function.__qualname__.removesuffix(".__init__")
+                owner = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
                 raise TypeError(f"{owner} has no option {name!r}{nearest_name(name, parameters)}")
             return function(*arguments, **options)
 

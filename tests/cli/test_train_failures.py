@@ -162,7 +162,9 @@ def test_train_cannot_resume_from_weights_only(tmp_path, train):
 
 def test_train_read_error_of_the_disk_is_not_treated_as_damage(tmp_path, train, monkeypatch):
     assert train("--out", tmp_path, *SMALL, "--save-every=0")[0] == 0
-    monkeypatch.setattr(checkpoint, "_digest", lambda path: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    monkeypatch.setattr(
+        checkpoint, "file_summary", lambda path: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+    )
     code, _, errors = train("--out", tmp_path, "--resume=auto")
     assert (code, errors.count("\n")) == (1, 1)
     assert errors.endswith("step-00000010 cannot be read: Input/output error\n")

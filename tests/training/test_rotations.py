@@ -247,5 +247,5 @@ def test_rotations_name_invalid_options(name, options, message):
 
 
 def test_rotation_options_reject_unknown_names():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'block'"):
+    with pytest.raises(TypeError, match=r"^rotate has no option 'block'; did you mean blocks\?$"):
         ROTATIONS["cayley"](network(4, 6), block=2)
