@@ -442,7 +442,7 @@ def test_map_matrix_of_a_batch_matches_numpy_and_passes_gradcheck(name, spread):
     expected = np.stack([reference.rotation(name, one, getattr(method, "bound", None)) for one in free.detach()])
     np.testing.assert_allclose(method(free).detach().numpy(), expected, atol=1e-12)
     assert gradcheck(method, (free,))
-    assert gradgradcheck(method, (free,))
+    assert gradgradcheck(method, (free,), fast_mode=True)  # every entry is checked for single matrices above
 
 
 @pytest.mark.parametrize("name", EXACT)
