@@ -315,10 +315,15 @@ def check_in_process(rank, folder):
             results[case, name] = loss.detach(), model.module.weight.grad, features.grad
     errors = []
     ones = torch.ones(2, 3)
-    for features in ((ones, torch.ones(3)), (ones, torch.ones(2, 4)), (ones, ones.double()), (torch.ones(1, 3), None)):
-        mine = torch.ones(0, 3) if features[rank] is None else features[rank]
+    for features in (
+        (ones, torch.ones(3)),
+        (ones, torch.ones(2, 4)),
+        (ones, ones.double()),
+        (torch.ones(1, 3), torch.ones(0, 3)),
+        (ones, [[1.0, 1.0, 1.0]]),
+    ):
         try:
-            FeatureEnergy("koleo", gather=True)(mine)
+            FeatureEnergy("koleo", gather=True)(features[rank])
         except ValueError as error:
             errors.append(str(error))
     sharded = nn.ModuleList([encoder(), ShardedHead(AngularHead(3, 7))])
@@ -351,9 +356,11 @@ def test_gathered_features_give_the_loss_and_gradient_of_one_process(tmp_path):
     for rank in range(2):
         torch.testing.assert_close(results[rank]["sharded"][0], value)
         assert results[rank]["sharded"][1] == ["1"]
-        shapes, widths, dtypes, few, refused = errors[rank]
+        shapes, widths, dtypes, few, no_tensor, refused = errors[rank]
         assert "(n, d)" in shapes
         assert "features must be as wide in all processes, not [3, 4]" in widths
         assert dtypes == ("features must be of one dtype in all processes, not ['torch.float32', 'torch.float64']")
         assert "with n >= 2, not 'torch.float32 (1, 3)'" in few
+        assert "floating-point matrix" in no_tensor
+        assert ["those of process 1 are not", "not 'list'"][rank] in no_tensor
         assert refused == "output must be 0 with '1', whose class vectors are distributed over processes, not 1.0"

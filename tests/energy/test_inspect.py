@@ -265,6 +265,19 @@ def test_inspect_and_layer_energies_sample_the_same_rows():
     assert layer.energy(2).value == pytest.approx(layer_energies(body, w)["head"], rel=1e-5)
 
 
+@pytest.mark.parametrize("half_space", [False, True])
+def test_inspect_deviation_of_a_sampled_layer_is_the_deviation_of_its_value(half_space):
+    generator = torch.Generator().manual_seed(0)
+    layers = [
+        inspect({"w": torch.randn(60, 6, generator=generator)}, max_neurons=20, probes=1).layers[0] for _ in range(200)
+    ]
+    energies = [layer.energy(1, half_space=half_space) for layer in layers]
+    values = np.array([energy.value for energy in energies])
+    # The standard error of a deviation of 200 values is 5 %. All 60 rows would have a third of the deviation.
+    assert values.std() == pytest.approx(energies[0].random_deviation, rel=0.2)
+    assert values.mean() == pytest.approx(energies[0].random_mean, abs=4 * values.std() / math.sqrt(len(values)))
+
+
 def test_inspect_accepts_the_old_name_of_max_neurons():
     with pytest.warns(DeprecationWarning, match="the argument most is deprecated, use max_neurons instead"):
         old = inspect({"w": torch.randn(9, 4)}, most=5)

@@ -26,6 +26,31 @@ def test_hinge_head_equals_the_sum_over_classes(power):
     assert head(x, y).item() == pytest.approx(total / 7, rel=1e-12)
 
 
+@pytest.mark.parametrize("power", [1, 2])
+def test_hinge_head_in_float16_sums_more_terms_than_float16_can_represent(power):
+    x, y = problem(256, 8, 1000, torch.float16)
+    head = HingeHead(8, 1000, power=power).half()
+    loss = head(x, y)
+    assert loss.dtype == torch.float16
+    assert torch.isfinite(torch.autograd.grad(loss, head.weight)[0]).all()
+    torch.testing.assert_close(loss.float(), head.float()(x.float(), y), rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_center_head_in_float16_sums_more_squares_than_float16_can_represent(dtype):
+    x, y = problem(256, 512, 2, torch.float16)
+    x = 30 * x / x.std() + 600
+    head, reference = (CenterHead(512, 2, center_weight=1e-4).to(d) for d in (dtype, torch.float32))
+    reference.load_state_dict(head.state_dict())
+    x.requires_grad_()
+    loss, wide = head(x, y), reference(x.float(), y)
+    assert loss.dtype == dtype
+    torch.testing.assert_close(loss.float(), wide, rtol=2e-3, atol=0)
+    assert torch.isfinite(torch.autograd.grad(loss, x)[0]).all()
+    assert head.centers.dtype == dtype
+    torch.testing.assert_close(head.centers.float(), reference.centers, rtol=2e-3, atol=0)
+
+
 def test_center_head_adds_the_distance_to_the_centres_and_moves_them():
     x, y = problem(batch=6)
     head = CenterHead(5, 4, center_weight=0.4, rate=0.5).double()

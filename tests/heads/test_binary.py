@@ -58,6 +58,22 @@ def test_binary_head_initial_bias_solves_its_equation(classes, radius):
     assert target_derivative == pytest.approx(others_derivative, rel=1e-6)
 
 
+@pytest.mark.parametrize("margin", [hs.margin.TwoSided(0.4), hs.margin.NormLinear(), hs.margin.NormAdaptive()])
+def test_binary_head_reset_computes_on_the_device_of_the_head(margin):
+    def make():
+        return BinaryHead(5, 4, angular=hs.angular.Sigmoid(torch.nn.Parameter(torch.tensor(0.3))), margin=margin)
+
+    head, expected = make(), make().bias
+    torch.nn.init.zeros_(head.bias)
+    with torch.device("meta"):  # not the device of the head
+        head.reset_parameters()
+    assert torch.equal(head.bias, expected)
+    with torch.device("meta"):
+        head = BinaryHead(5, 4, margin=margin)
+    head.to_empty(device="cpu").reset_parameters()
+    assert torch.equal(head.bias, BinaryHead(5, 4, margin=margin).bias)
+
+
 def test_binary_head_detached_gradient_is_that_of_the_cosine():
     x, y = problem()
     head = hs.heads.sphereface2(5, 4, s=9.0).double()

@@ -223,11 +223,21 @@ def test_class_changes_reject_invalid_arguments():
             lambda: head.drop([0], optimizer=other),
             "optimizer must have the parameters of the head, but lacks its weight",
         ),
-        (lambda: hs.heads.fixed(DIM, 4).grow(1), "head must be one whose weight is a plain parameter, not 'FixedHead'"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
     assert head.num_classes == len(head.weight) == 4
+
+
+@pytest.mark.parametrize("wrap", [lambda head: head, ShardedHead])
+def test_class_changes_reject_a_fixed_head(wrap):
+    head = wrap(hs.heads.fixed(DIM, 4))
+    weight = head.weight.clone()
+    for change in (lambda: head.grow(1), lambda: head.drop([0]), lambda: head.merge(0, 1)):
+        with pytest.raises(ValueError, match="head must be one whose weight is a plain parameter, not 'FixedHead'"):
+            change()
+    assert head.num_classes == 4
+    assert torch.equal(head.weight, weight)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -167,6 +167,12 @@ def test_presets_name_an_invalid_s(name):
         PRESETS[name](5, 4, s=0)
 
 
+@pytest.mark.parametrize("normalization", ["none", "hard", "soft"])
+def test_sphereface_r_names_an_invalid_s(normalization):
+    with pytest.raises(ValueError, match=r"^s must be a positive number, not -1$"):
+        hs.heads.sphereface_r(5, 4, s=-1, normalization=normalization)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

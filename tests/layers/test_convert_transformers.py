@@ -1,6 +1,7 @@
 """Conversion of transformers and U-Nets: attention, `Conv1D` and transposed convolutions."""
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -342,6 +343,28 @@ def test_convert_failure_leaves_attention_unchanged():
     assert not any(isinstance(module, DecoupledLinear) for module in model.modules())
     assert torch.equal(output(model, x), before)
     assert model.layers[0].activation_relu_or_gelu
+
+
+def test_converted_attention_replicas_use_their_own_weights(monkeypatch):
+    # `nn.DataParallel` copies the parameters to other devices. Here it "copies" them to the CPU, multiplied by 1 and 2.
+    module = importlib.import_module("torch.nn.parallel.replicate")
+    monkeypatch.setattr(module, "_get_device_index", lambda device, _: device)
+    monkeypatch.setattr(
+        module,
+        "_broadcast_coalesced_reshape",
+        lambda tensors, devices, detach=False: [[(1 + device) * t for t in tensors] for device in devices],
+    )
+    attention, x = nn.MultiheadAttention(4, 2, batch_first=True), torch.randn(2, 3, 4)
+    nn.init.normal_(attention.in_proj_bias)
+    # An unweighted h depends on the direction of w only, so use one that depends on the norm of w, too.
+    convert_(attention, magnitude="tanh", weighting="linear", learn_k="layer", angular="sigmoid", where=lambda *_: True)
+    for device, replica in enumerate(module.replicate(attention, [0, 1])):
+        expected = copy.deepcopy(attention)
+        with torch.no_grad():
+            for parameter in expected.parameters():
+                parameter *= 1 + device
+        torch.testing.assert_close(replica(x, x, x)[0], expected(x, x, x)[0])
+    assert attention.q._attention[0] is attention
 
 
 def test_converted_attention_compiles():

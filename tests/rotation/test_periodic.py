@@ -612,6 +612,15 @@ def test_equivalence_reports_blocks_per_layer(capsys):
     assert "2: it is the output layer" in printed
 
 
+def test_equivalence_rejects_a_model_of_fused_experts_only():
+    experts = nn.Module()
+    experts.num_experts, experts.hidden_size = 3, 8
+    experts.up_proj = nn.Parameter(torch.randn(3, 8, 12))
+    message = r"where must select at least one layer that can be rotated, but none is left \(up_proj: it holds several"
+    with left_unchanged(experts), pytest.raises(ValueError, match=message):
+        Equivalence(experts, output_layer=None)
+
+
 def test_equivalence_step_rejects_a_folded_model():
     model = mlp()
     equivalence = Equivalence(model, every=1)

@@ -291,11 +291,11 @@ def _gather_rows(rows: Tensor, processes: Processes, *, averaged: bool) -> Tenso
     Every process computes the same function of all rows. Its partial derivative with respect to the rows of this
     process does not depend on whether the other rows are constants, so they are gathered as constants.
     """
-    require(isinstance(rows, Tensor), "features", "a floating-point matrix (n, d)", type(rows).__name__)
     # A process with invalid features takes part in this exchange. Otherwise the others would wait for it.
     is_valid = _is_matrix(rows) and rows.dtype in _GATHERED_DTYPES
     header = (*rows.shape, _GATHERED_DTYPES.index(rows.dtype)) if is_valid else (-1, -1, -1)
-    headers = processes.all_gather(torch.tensor(header, device=rows.device))
+    device = rows.device if isinstance(rows, Tensor) else _exchange_device(processes)
+    headers = processes.all_gather(torch.tensor(header, device=device))
     counts, widths, dtypes = torch.stack(headers).T.tolist()
     if min(counts) < 0:
         _check_matrix("features", rows, least=0)
@@ -307,3 +307,11 @@ def _gather_rows(rows: Tensor, processes: Processes, *, averaged: bool) -> Tenso
     require(len(set(dtypes)) == 1, "features", "of one dtype in all processes", names)
     # The backbone averages gradients over processes, but the energy is already global.
     return processes.gather_rows(rows, counts, factor=processes.size if averaged else 1)
+
+
+def _exchange_device(processes: Processes) -> torch.device:
+    """Return a device whose tensors the processes can exchange: the accelerator, or the CPU with the backend gloo."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or dist.get_backend(processes.group) == dist.Backend.GLOO:
+        return torch.device("cpu")
+    return accelerator

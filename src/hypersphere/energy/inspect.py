@@ -280,7 +280,10 @@ def _energies(rows: Tensor, n: int, d: int) -> dict[tuple[float, str, bool], Ene
     for power, distance, half_space in itertools.product(_POWERS, _DISTANCES, (False, True)):
         potential = PairPotential(kernel_of(power), distance, half_space)
         value = float(pair_energy(PairSum(rows, potential, mean=True, sampled_from=n)))
-        energies[power, distance, half_space] = Energy(value, *random_energy(n, d, power, distance, half_space))
+        mean, deviation = random_energy(n, d, power, distance, half_space)
+        # A sample has fewer pairs, and the variance of the mean is inversely proportional to their number.
+        deviation *= math.sqrt(math.comb(n, 2) / math.comb(len(rows), 2))
+        energies[power, distance, half_space] = Energy(value, mean, deviation)
     return energies
 
 

@@ -152,7 +152,8 @@ def _fewest_classes(head: AngularHead) -> int:
 
 def _require_changeable(head: AngularHead, optimizer: Any) -> None:
     """Raise a `ValueError` if the rows of a head cannot be replaced. Called before the first one is replaced."""
-    require("weight" in head._parameters, "head", "one whose weight is a plain parameter", type(head).__name__)
+    is_plain = "weight" in head._parameters and not head.class_storage.is_fixed
+    require(is_plain, "head", "one whose weight is a plain parameter", type(head).__name__)
     require(not [*head.children()], "head", "one without losses of other libraries", type(head).__name__)
     for name in ("weight", "bias"):
         parameter = head._parameters.get(name)

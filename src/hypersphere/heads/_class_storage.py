@@ -41,6 +41,9 @@ _SAMPLES_PER_SEED = 2**16
 class LocalClasses:
     """All class vectors are in this process."""
 
+    is_fixed = False
+    """True if the class vectors are a buffer of the head that a `ShardedHead` holds as a parameter."""
+
     def terms(self, inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
         """Return the terms of all classes; `inputs` has the class vectors of this process."""
         return class_terms(inputs, rule)

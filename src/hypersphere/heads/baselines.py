@@ -68,8 +68,10 @@ class HingeHead(_LinearHead):
         """Return the mean loss of features `x` with labels `y`."""
         x, y = self._counted(x, y)
         scores = self.scores(x)
-        signs = torch.full_like(scores, -1.0).scatter_(1, y.unsqueeze(1), 1.0)
-        return (1 - signs * scores).clamp_min(0).pow(self.power).sum() / max(len(y), 1)
+        wide = _numerics.widen(scores)  # the sum over samples and classes exceeds the range of float16
+        signs = torch.full_like(wide, -1.0).scatter_(1, y.unsqueeze(1), 1.0)
+        loss = (1 - signs * wide).clamp_min(0).pow(self.power).sum() / max(len(y), 1)
+        return _numerics.narrow(loss, scores.dtype)
 
 
 class CenterHead(_LinearHead):
@@ -124,18 +126,19 @@ class CenterHead(_LinearHead):
         centers = self.centers[y]
         if self.training and _numerics.in_backward():  # activation checkpointing repeats a pass that moved the centres
             (centers,) = self._center_passes.recall(call_fingerprint(x, y), (centers,))  # type: ignore[assignment]
-        deviations = x - centers.to(x.dtype)
-        loss = loss + self.center_weight / 2 * deviations.square().sum() / max(len(y), 1)
+        wide = _numerics.widen(x)  # sums over samples exceed the range of float16
+        deviations = wide - centers.to(wide.dtype)
+        center_loss = self.center_weight / 2 * deviations.square().sum() / max(len(y), 1)
         if self.training and _numerics.can_update_state(x):
             self._center_passes.record(call_fingerprint(x, y), (centers,))
-            self._move_centers(deviations.detach().to(self.centers.dtype), y)
-        return loss
+            self._move_centers(deviations.detach().to(_numerics.compute_dtype(self.centers.dtype)), y)
+        return _numerics.narrow(loss + center_loss, loss.dtype)
 
     def _move_centers(self, deviations: Tensor, y: Tensor) -> None:
-        sums = torch.zeros_like(self.centers).index_add_(0, y, deviations)
+        sums = torch.zeros_like(self.centers, dtype=deviations.dtype).index_add_(0, y, deviations)
         counts = y.bincount(minlength=self.num_classes).unsqueeze(1)
         # A new tensor, because the backward pass reads the old one.
-        self.centers = self.centers + self.rate * sums / (1 + counts)
+        self.centers = (self.centers + self.rate * sums / (1 + counts)).to(self.centers.dtype)
 
 
 class MetricLearningHead(_LinearHead):

@@ -93,7 +93,10 @@ class BinaryHead(AngularHead):
         With a_y and a_j the scores at a right angle without bias, the derivative of the loss is zero if
         λ·σ(−a_y − b) = (1−λ)(C−1)·σ(a_j + b), a quadratic equation in e^b.
         """
-        right_angle = torch.zeros(1, dtype=torch.float64)
+        assert self.bias is not None
+        # On the device of the bias, where a learned k and the statistics of norms are. The class vectors may be on the
+        # CPU while a `ShardedHead` initialises them.
+        right_angle = _numerics.to_float64(torch.zeros(1, device=self.bias.device))
         radius = float(self.radius)
         functions = self.score_functions
         target = radius * float(functions.angular(right_angle))

@@ -369,13 +369,14 @@ def sphereface_r(
     """
     require(version in (1, 2), "version", "1 or 2", version)
     require(normalization in ("none", "hard", "soft"), "normalization", "'none', 'hard' or 'soft'", normalization)
+    radius = _radius(s)
     return AngularHead(
         in_features,
         num_classes,
-        radius=_radius(s) if normalization == "hard" else "feature",
+        radius=radius if normalization == "hard" else "feature",
         margin=TruncatedMultiplicative(m) if version == 1 else DividedOthers(m),
         norm_weight=norm_weight if normalization == "soft" else 0.0,
-        norm_target=s,
+        norm_target=radius,
         **HeadOptions(gradient="detached") | options,
     )
 

@@ -315,6 +315,7 @@ class ShardedHead(nn.Module):
         # Fixed class vectors are a buffer of the head. Buffers are expected to be equal in all processes, and training
         # loops copy those of the first process to the others, so here they are a parameter without gradient.
         local.weight = memo[id(head.weight)]
+        storage.is_fixed = not isinstance(head.weight, nn.Parameter)
         local.class_storage = storage
         if head.weight.is_meta:
             _initialize(local, storage.classes, seed)

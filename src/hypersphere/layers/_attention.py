@@ -69,6 +69,7 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
     q: DecoupledProjection
     k: DecoupledProjection
     v: DecoupledProjection
+    _is_replica = False  # `nn.DataParallel` sets it in its replicas
 
     def add_projections(self, options: OperatorOptions) -> None:
         """Make the three decoupled layers. Nothing is added if one of them cannot be made."""
@@ -112,6 +113,10 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the outputs and, if they are needed, the attention weights. Arguments are as in torch's module."""
+        if self._is_replica:
+            # The replicas of the projections still refer to the module on the first device.
+            for projection in self.projections.values():
+                projection._attention = (self,)
         # torch needs the mask, too: `is_causal` only says which mask it is.
         require(not is_causal or attn_mask is not None, "attn_mask", "a causal mask if is_causal=True", attn_mask)
         # Bring all inputs to (N, length, embed_dim), the layout of `batch_first`.

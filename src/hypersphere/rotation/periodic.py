@@ -28,6 +28,7 @@ from hypersphere.rotation.rotate import (
     Plan,
     attach_all,
     original_weight,
+    require_any_layer,
     rotatable_layers,
     rotated_layers,
     unparametrized_rows,
@@ -271,6 +272,7 @@ class Equivalence(PeriodicFold):
         selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
         # R would mix the outputs of different experts.
         selection = selection.without(lambda layer: "it holds several experts" if layer.part.stacked else None)
+        require_any_layer(selection)
         # All rotations are made before the first one is attached, so that an error leaves the model unchanged.
         plans: list[Plan] = []
         self.layers: list[tuple[nn.Module, TwoSidedRotation]] = []

@@ -524,16 +524,21 @@ def rotatable_layers(
         if layer.aliases:
             name, other = layer.name, layer.aliases[0]
             raise ValueError(f"layer {name!r} must not share its weight, but it shares it with {other!r}")
-    if not selection:
-        reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped[:5])
-        problem = f"none is left ({reasons})" if reasons else "the model has no layers"
-        raise ValueError(f"where must select at least one layer that can be rotated, but {problem}")
+    require_any_layer(selection)
     unsupported = [skip.name for skip in selection.skipped[len(candidates.skipped) :]]
     if unsupported:
         subject = "1 layer is" if len(unsupported) == 1 else f"{len(unsupported)} layers are"
         names = ", ".join([*unsupported[:3], *(["…"] if len(unsupported) > 3 else [])])
         warn_user(f"{subject} not rotated ({names}); rotate_(..., report=True) prints the reason")
     return selection
+
+
+def require_any_layer(selection: LayerSelection) -> None:
+    """Raise a `ValueError` with the reasons if no layer is left to rotate."""
+    if not selection:
+        reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped[:5])
+        problem = f"none is left ({reasons})" if reasons else "the model has no layers"
+        raise ValueError(f"where must select at least one layer that can be rotated, but {problem}")
 
 
 def select(model: nn.Module, where: Where | None = None, *, output: bool = False) -> list[tuple[str, nn.Module]]:
