@@ -50,6 +50,7 @@ def toy(row):
     return Recipe("toy", "Toy", "nowhere", {}, {"cpu": {}}, rows, compute=lambda seed: Outcome({}))
 
 
+@pytest.mark.slow
 def test_reproduce_prints_a_table_and_the_path_of_its_report(tmp_path, run_main, monkeypatch):
     monkeypatch.setenv("COLUMNS", ENVIRONMENT["COLUMNS"])
     monkeypatch.setenv("NO_COLOR", ENVIRONMENT["NO_COLOR"])
@@ -148,6 +149,7 @@ def test_reproduce_reports_diverged_rows_below_the_table(tmp_path, run_main):
     assert "Diverged: Softmax (1 of 1)." in words
 
 
+@pytest.mark.slow
 def test_reproduce_prints_in_the_first_process_only(tmp_path):
     """The diverged row gives a message, a line of progress and a table."""
     words = ["reproduce", "--out", tmp_path / "out", "--row", "Softmax", *SMALL, "--set", "optimizer.lr=1e30"]

@@ -121,12 +121,14 @@ def test_clean_environment_has_no_extras(clean_python, tmp_path):
     assert run(clean_python, "-c", script, folder=tmp_path).strip() == "[]"
 
 
+@pytest.mark.slow
 def test_installed_head_computes_a_loss_and_gradients(clean_python, tmp_path):
     version, path = run(clean_python, "-c", FORWARD_AND_BACKWARD, folder=tmp_path).split()
     assert version == hs.__version__
     assert Path(path).is_relative_to(clean_python.parent.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "expected"), [(["--help"], "reproduce"), (["list"], "arcface")])
 def test_installed_command_answers(clean_python, tmp_path, words, expected):
     assert expected in run(clean_python.parent / "hypersphere", *words, folder=tmp_path)

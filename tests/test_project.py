@@ -40,6 +40,7 @@ def test_import_contract_names_every_package():
             assert path.stem in rooms, f"{path.stem} has no layer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_readme_python_blocks_run(page):
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)

@@ -102,6 +102,7 @@ def test_adapt_names_invalid_arguments(model_folder, text, tmp_path, fails):
         assert message in fails(2, "adapt", *words)
 
 
+@pytest.mark.slow
 def test_adapt_names_the_folder_of_a_model_that_does_not_fit(text, tmp_path, fails):
     for content in ('{"model_type": "vit"}', "{"):
         (tmp_path / "config.json").write_text(content)

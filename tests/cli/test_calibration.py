@@ -45,6 +45,7 @@ def calibrated(calibrated_once, tmp_path):
     return Run.open(shutil.copytree(run.folder, tmp_path / "run")), *results
 
 
+@pytest.mark.slow
 def test_evaluate_prints_thresholds_of_all_pairs(people, succeeds, tmp_path):
     out = succeeds("evaluate", people.folder, "--far", "0.1,0.02,1e-9", "--json", tmp_path / "found.json")
     found = read(tmp_path / "found.json")["verification"]
@@ -216,6 +217,7 @@ def test_calibrate_rejects_what_it_cannot_use(people, photos, fails, tmp_path):
     assert not (few.folder / "calibration.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["logistic", "isotonic"])
 def test_exported_pair_graph_gives_the_probability(method, calibrated, succeeds, tmp_path):
@@ -254,6 +256,7 @@ def test_exported_pair_graph_gives_the_probability(method, calibrated, succeeds,
         np.testing.assert_allclose(probability, by_card, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_export_replaces_its_own_pair_graph_and_no_other(calibrated, succeeds, fails, tmp_path):
     run, *_ = calibrated
     words = ["export", run.folder, "--to", "torch", "--out", tmp_path / "m.pt2"]

@@ -148,6 +148,7 @@ def resampled_people(features, labels, pairs, draws):
     return np.quantile(found, [0.025, 0.975])
 
 
+@pytest.mark.slow
 def test_intervals_of_embeddings_resample_people(faces, succeeds):
     folder, features, labels = faces
     words = [folder / "features.npy", folder / "labels.npy", "--pairs", "60", "--json", folder / "found.json"]
@@ -209,6 +210,7 @@ def test_evaluate_paired_embeddings(faces, succeeds, fails):
     assert "two files of embeddings need --same" in fails(2, "evaluate", folder / "a.npy", folder / "b.npy")
 
 
+@pytest.mark.slow
 def test_evaluate_listed_pairs_by_name_and_by_index(faces, succeeds):
     folder, _, labels = faces
     drawn = np.random.default_rng(2).integers(len(labels), size=(300, 2))
@@ -265,11 +267,13 @@ def test_evaluate_subtracts_means_and_projects(faces, succeeds):
     assert accuracies[3] == pytest.approx(area(centred, labels, pairs))  # all components: only the mean is removed
 
 
+@pytest.mark.slow
 def test_evaluate_names_selection_data(succeeds, tmp_path):
     run = train(tmp_path / "run", selection=0.2, epochs=1)
     assert "Samples: selection data (0.2 of the training data) of 10 classes" in succeeds("evaluate", run.folder)
 
 
+@pytest.mark.slow
 def test_evaluate_open_set_run_measures_unseen_classes(draw_images, succeeds, tmp_path):
     names = {f"{kind}/{n}.png": 40 * kind + 5 * n for kind in range(5) for n in range(4)}
     draw_images(tmp_path / "images", names)
@@ -302,6 +306,7 @@ def test_evaluate_omits_pairs_if_every_class_has_one_sample(draw_images, succeed
     assert "Fisher" not in out  # S_w of single samples is zero for any features
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -40,6 +40,7 @@ def test_fold_makes_a_rotated_run_plain(rotated, succeeds, fails, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", [None, "linear"])
 def test_fold_replaces_linear_operators_by_convolutions(weighting, succeeds, tmp_path):
     operator = {"name": "linear", "alpha": 1.5, "weighting": weighting}
@@ -54,6 +55,7 @@ def test_fold_replaces_linear_operators_by_convolutions(weighting, succeeds, tmp
         np.testing.assert_allclose(rows.norm(dim=1), 1.5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_fold_keeps_operators_that_depend_on_patch_norms(fails, succeeds, tanh, tmp_path):
     line = fails(2, "fold", tanh.folder)
     assert "cannot be folded: 4 layers with the operator 'tanh', which depends on the norm of each patch" in line
@@ -78,6 +80,7 @@ def test_fold_rejects_plain_runs_and_occupied_folders(plain, rotated, fails, tmp
     assert [path.name for path in tmp_path.rglob("*")] == ["there", "mine"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rotated", "tanh"])
 def test_export_to_torch_computes_the_same_outputs(name, request, succeeds, tmp_path):
     run = request.getfixturevalue(name)

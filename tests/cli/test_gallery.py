@@ -224,6 +224,7 @@ def upload(path):
     return (path.name, path.read_bytes(), "image/png")
 
 
+@pytest.mark.slow
 def test_server_reports_its_gallery(server, calibrated):
     answer = server.get("/health")
     model = fingerprint_of(calibrated.experiment(with_data=False).network)

@@ -112,6 +112,7 @@ def test_list_shows_options_in_command_line_form(succeeds):
     assert "--regularizers.mhe.power" in succeeds("list", "regularisers", "mhe")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("title", "name"),
     [(title, name) for title, name in ENTRIES if title in ("heads", "schedules", "regularisers", "normalisations")]

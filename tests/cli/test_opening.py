@@ -34,6 +34,7 @@ def half(runs):
     return run, experiment, rounded
 
 
+@pytest.mark.slow
 def test_commands_evaluate_a_bfloat16_run_in_bfloat16(half, runs, succeeds, tmp_path):
     run, _, features = half
     expected = logged(runs, "half")
@@ -94,6 +95,7 @@ def twice(plain, tmp_path):
     return run, first, first + 5
 
 
+@pytest.mark.slow
 def test_step_selects_a_checkpoint(twice, plain, succeeds, fails, tmp_path):
     run, first, last = twice
     found = {}
@@ -166,6 +168,7 @@ def test_commands_say_that_the_folder_of_another_library_is_no_run(name, fails, 
     assert "must be the folder of a run of `hypersphere train`" in fails(2, name, tmp_path)
 
 
+@pytest.mark.slow
 def test_commands_leave_out_broken_files_if_the_run_skips_them(photos, succeeds, tmp_path):
     folder = shutil.copytree(photos, tmp_path / "photos")
     for person in folder.iterdir():
@@ -190,6 +193,7 @@ def test_commands_leave_out_broken_files_if_the_run_skips_them(photos, succeeds,
     succeeds("report", run.folder)
 
 
+@pytest.mark.slow
 def test_landscape_leaves_out_broken_files_if_the_run_skips_them(photos, succeeds, tmp_path):
     folder = shutil.copytree(photos, tmp_path / "photos")
     split = {"name": "image_folder", "path": str(folder), "size": 8, "split": "sample", "held_out": 0.3}

@@ -22,6 +22,7 @@ def shown(browser):
     )
 
 
+@pytest.mark.slow
 def test_run_page_switches_tabs_and_turns_the_sphere(browser, page):
     opened(browser, page)
     assert browser.console() == []
@@ -41,6 +42,7 @@ def test_run_page_switches_tabs_and_turns_the_sphere(browser, page):
     assert browser.run("return performance.getEntriesByType('resource').length") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [375, 1280])
 def test_run_page_is_never_wider_than_the_window(browser, page, comparison, width):
     for path in (page, comparison):

@@ -247,6 +247,7 @@ def foreign(tmp_path, monkeypatch, train, capsys):
     sys.modules.pop("my_net", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["evaluate", "embed", "inspect", "fold", "export", "attack", "report"])
 def test_commands_import_foreign_code_only_if_trusted(name, foreign, fails, command):
     error = fails(2, name, "run")

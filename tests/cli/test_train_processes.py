@@ -62,6 +62,7 @@ STATEFUL = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_train_killed_at_random_moments_gives_identical_results(tmp_path, train, start):
     """Three kills at random moments, mostly during a save, and one truncated checkpoint."""
     assert train("--out", tmp_path / "whole", *STATEFUL)[0] == 0
@@ -127,6 +128,7 @@ def assert_close(folder, alone):
         assert one == pytest.approx(other, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_train_with_a_sharded_head_equals_one_process(tmp_path, train, run_group):
     words = [*SPREAD, "--head=arcface", "--head.s=8", "--optimizer.momentum=0.9"]
     assert train("--out", tmp_path / "alone", *words)[0] == 0
@@ -140,6 +142,7 @@ def test_train_with_a_sharded_head_equals_one_process(tmp_path, train, run_group
     assert_close(tmp_path / "spread", tmp_path / "alone")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds a worker through /proc")
 def test_train_restarted_worker_gives_the_results_of_one_process(tmp_path, train):
     words = [
@@ -161,6 +164,7 @@ def test_train_restarted_worker_gives_the_results_of_one_process(tmp_path, train
     assert_close(out, tmp_path / "alone")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds workers through /proc")
 def test_train_interrupt_of_all_processes_saves_and_resumes_exactly(tmp_path, run_group):
     """With BatchNorm, for which each process needs at least two rows."""

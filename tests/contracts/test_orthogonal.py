@@ -301,6 +301,7 @@ def test_map_of_parameters_that_are_not_finite_is_not_finite(name, d, value, rea
 # Transforms of torch: every map has a differentiable expression next to its kernels -----------------------------------
 
 
+@pytest.mark.slow
 @every_map
 @pytest.mark.parametrize("shape", [(3, 5), (7, 4), (2, 3, 4)])
 @pytest.mark.parametrize("spread", [0.0, 0.3])

@@ -114,6 +114,7 @@ class Saturating(Magnitude):
         return x_norm / (1 + x_norm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MAGNITUDES, "saturating"])
 @pytest.mark.parametrize("angular", ["cosine", "linear"])
 def test_layer_of_every_listed_magnitude_passes_gradcheck(name, angular, monkeypatch):
@@ -147,6 +148,7 @@ def test_head_computes_the_angular_of_a_subclass(name, margin, listed, monkeypat
 PLAIN_FIELDS = {"norm_linear": {"penalty": 0.0}, "random_angle": {"sigma": 0.0}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MARGINS)
 @pytest.mark.parametrize("gradient", ["true", "detached"])
 @pytest.mark.parametrize("listed", [False, True])

@@ -145,6 +145,7 @@ def test_read_content_decompresses_no_more_than_the_limit(write, monkeypatch):
     assert read_content(path) == gzip.decompress(path.read_bytes())
 
 
+@pytest.mark.slow
 def test_importing_data_imports_no_optional_package():
     code = "import sys, hypersphere.data; print([m for m in ('sklearn', 'scipy', 'PIL') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

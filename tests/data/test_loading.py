@@ -101,6 +101,7 @@ def test_loader_resumes_with_any_number_of_workers(files, before, after):
     assert_equal_batches(seen + [batch for _ in range(2) for batch in second], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_loader_resumes_after_the_process_was_killed(files, folder, tmp_path):
     script = textwrap.dedent(

@@ -67,6 +67,18 @@ def same_output(expected, printed):
 
 PAGES = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("*.md")) if code_blocks(page)}
 PAGES["README.md"] = ROOT / "README.md"
+# These pages train networks or start many processes.
+SLOW_PAGES = {
+    "how-to/energy-transformer.md",
+    "how-to/gallery.md",
+    "how-to/hugging-face.md",
+    "how-to/onnx.md",
+    "how-to/photos.md",
+    "how-to/transformer.md",
+    "tutorials/architectures.md",
+    "tutorials/objectives.md",
+    "tutorials/rotation.md",
+}
 
 
 def objectives(page):
@@ -184,7 +196,9 @@ def with_outputs(text, printed):
     return CODE.sub(rewrite, text)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW_PAGES else ()) for name in PAGES]
+)
 def test_page_runs_and_shows_what_it_prints(name, tmp_path, monkeypatch):
     page = PAGES[name]
     for package in required_packages(page):
@@ -256,6 +270,7 @@ def test_claims_belong_to_pages():
     assert {name for name in PAGES if name.startswith("tutorials/")} == tutorials
 
 
+@pytest.mark.slow
 def test_sharded_script_runs_under_torchrun(tmp_path):
     (tmp_path / "train.py").write_text(code_blocks(PAGES["how-to/many-classes.md"])[0], encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]

@@ -49,6 +49,7 @@ def site(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_site_shows_every_public_name(site):
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
     for package in PACKAGES:
@@ -97,6 +98,7 @@ def test_docstring_examples_are_code_blocks(site):
         assert "math::" not in outside_code, page.name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed")
 def test_search_works_from_disk(site, tmp_path):
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]

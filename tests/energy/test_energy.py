@@ -234,6 +234,7 @@ def test_data_dependent_energy_differentiates_twice_and_in_blocks(monkeypatch):
         assert gradgradcheck(lambda w, p=power: data_dependent_energy(w, labels, power=p), (w,))
 
 
+@pytest.mark.slow
 def test_data_dependent_energy_counts_the_same_rows_eager_and_compiled():
     w = neurons(7, 4).requires_grad_()
     compiled = torch.compile(data_dependent_energy, backend="aot_eager", fullgraph=True, dynamic=False)

@@ -336,6 +336,7 @@ def check_in_process(rank, folder):
     torch.save((results, errors), folder / f"{rank}.pt")
 
 
+@pytest.mark.slow
 def test_gathered_features_give_the_loss_and_gradient_of_one_process(tmp_path):
     run_processes(check_in_process, 2, tmp_path, tmp_path)
     results, errors = zip(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(2)), strict=True)

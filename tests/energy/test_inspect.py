@@ -257,6 +257,7 @@ def test_energy_of_an_inspected_layer_names_the_invalid_argument(form, words):
         layer.energy(**form)
 
 
+@pytest.mark.slow
 def test_inspect_and_layer_energies_sample_the_same_rows():
     w = torch.randn(5000, 4)
     (layer,) = inspect({"w": w}).layers

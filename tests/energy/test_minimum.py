@@ -35,6 +35,7 @@ def test_minimize_solves_whyte_problems():
     assert cube_turned < reference.log_energy(cube)  # the antiprism is better
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", reference.TAMMES)
 def test_minimize_solves_tammes_problems(n):
     angle = 2 * math.degrees(math.asin(0.5 / minimize(n, 3, power=math.inf, restarts=12, iterations=200).energy))

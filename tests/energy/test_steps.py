@@ -229,6 +229,7 @@ def test_regularizers_repeat_a_step_until_it_is_advanced(make):
         manual.advance()
 
 
+@pytest.mark.slow
 def test_comhe_compiled_draws_the_same_projections():
     net = pyramid()
     projected = CoMHE(net, projection=Random(dim=4))
@@ -237,6 +238,7 @@ def test_comhe_compiled_draws_the_same_projections():
     assert [compiled().item() for _ in range(3)] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_comhe_compiled_repeats_the_step_of_activation_checkpointing():
     regularizer = CoMHE(pyramid(), projection=Random(dim=4))
     compiled = torch.compile(regularizer, backend="aot_eager")

@@ -16,6 +16,7 @@ def exact(curve, rates, rule):
     return tuple(curve.at(rate, rule=rule) for rate in rates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rule", ["step", "linear"])
 @pytest.mark.parametrize("step", [None, 0.25])

@@ -25,6 +25,7 @@ def test_examples_are_all_tested():
     assert {path.stem for path in FOLDER.glob("*.py")} == {*REQUIRED_PACKAGE, "rotation_adapters"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUIRED_PACKAGE)
 def test_example_learns(name, tmp_path):
     if importlib.util.find_spec(REQUIRED_PACKAGE[name]) is None:

@@ -43,6 +43,7 @@ def test_rotation_adapters_of_other_loops_load_into_the_base_model(name, tmp_pat
     check(module, getattr(module, name)(str(tmp_path)), tmp_path)
 
 
+@pytest.mark.slow
 def test_rotation_adapters_of_compiled_models_load_into_the_base_model(tmp_path):
     module = example()
     model = module.with_compile(str(tmp_path), backend="aot_eager")
@@ -66,6 +67,7 @@ def in_one_process(rank, folder):
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_rotation_adapters_of_fsdp_load_into_the_base_model(tmp_path):
     pytest.importorskip("transformers")
     run_processes(in_one_process, 2, tmp_path / "meeting", str(tmp_path / "adapter"))

@@ -699,6 +699,7 @@ def test_load_reads_the_new_gallery_if_another_process_saves_meanwhile(tmp_path,
     assert len(Gallery.load(tmp_path)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_kill_at_any_moment_leaves_the_old_or_the_new_gallery(tmp_path):
     command = [sys.executable, Path(__file__).parent / "killed_saver.py", tmp_path / "gallery"]

@@ -77,6 +77,7 @@ def test_class_terms_others_are_the_sum_over_all_classes_except_the_target(block
         assert terms.target_bias[i].item() == (bias[y[i]].item() if y[i] >= 0 else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [form for form in RULES if not RULES[form].detached])
 def test_class_terms_differentiate_twice(form, blocks):
     x, w, y, bias = class_problem(4, 3, 40)

@@ -263,6 +263,7 @@ def test_head_normalized_gradient_equals_original_sphereface():
     torch.testing.assert_close(ours_w, plain_w, atol=1e-10, rtol=0)
 
 
+@pytest.mark.slow
 def test_head_normalized_gradient_works_compiled_transformed_and_in_inference():
     x, y = problem(dim=8, classes=5)
     head = hs.heads.a_softmax(8, 5, gradient="normalized").double()
@@ -341,6 +342,7 @@ def test_head_runs_on_meta_and_compiles():
     assert head.steps.item() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_head_compiled_gradients_equal_eager_ones_over_several_steps(backend):
     x, y = torch.randn(6, 8), torch.randint(5, (6,))
@@ -357,6 +359,7 @@ def test_head_compiled_gradients_equal_eager_ones_over_several_steps(backend):
     assert head.steps.item() == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adaface", "sphereface_plus", "sphereface_r", "sphereface2", "ga_softmax"])
 def test_head_compiled_loss_with_ignored_samples_equals_eager_one(name):
     x, y = torch.randn(6, 8), torch.tensor([0, -100, 2, 3, -100, 1])
@@ -369,6 +372,7 @@ def test_head_compiled_loss_with_ignored_samples_equals_eager_one(name):
         torch.testing.assert_close(value, twin.state_dict()[key])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_head_scores_export_and_copies_are_independent(name):
     head = PRESETS[name](5, 4).eval()
@@ -622,6 +626,7 @@ def test_head_gradient_of_a_zero_feature_is_that_of_the_plain_scores(name):
         torch.testing.assert_close(torch.autograd.grad(F.cross_entropy(scores, y), x)[0], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(LINEAR_IN_X))
 def test_head_trains_a_feature_layer_that_starts_at_zero(name):
     torch.manual_seed(0)

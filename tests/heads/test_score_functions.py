@@ -79,6 +79,7 @@ def test_head_options_pass_gradcheck_and_gradgradcheck(name):
     assert gradgradcheck(loss, inputs, fast_mode=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["centers", "combined"])
 def test_head_options_transform_and_compile(name):
     head, _ = build(name)

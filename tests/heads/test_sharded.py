@@ -99,6 +99,7 @@ def checkpoint_folder(group):
     return group.folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_sharded_head_in_several_processes(group, check):
     """Run a check in groups of four, three and two processes."""
@@ -132,6 +133,7 @@ def test_sharded_head_initial_rows_equal_those_of_one_process(checkpoint_folder)
     assert rows.std().item() == pytest.approx(2**-0.5, rel=0.05)
 
 
+@pytest.mark.slow
 def test_sharded_head_trains_with_a_data_parallel_backbone(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
@@ -141,6 +143,7 @@ def test_sharded_head_trains_with_a_data_parallel_backbone(tmp_path):
     assert done.stdout.count("ddp") == 2
 
 
+@pytest.mark.slow
 def test_sharded_head_raises_if_another_process_is_killed_or_silent(tmp_path):
     workers = start(tmp_path, 2, "silence")
     try:

@@ -84,6 +84,7 @@ def test_decoupled_convolution_agrees_with_the_definition_for_every_argument(cas
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("h", "g", "weighting"),
     [
@@ -171,6 +172,7 @@ def test_decoupled_menu_entries_are_accepted_by_name(h, g):
     assert torch.isfinite(layer(torch.randn(1, 2, 4, 4))).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("g", angular.ANGULARS)
 @pytest.mark.parametrize(
     ("h", "weighting"),

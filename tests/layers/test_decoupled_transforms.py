@@ -17,6 +17,7 @@ from hypersphere.layers import DecoupledLinear, SphereNorm
 from .cases import conv, every_kind, images, run
 
 
+@pytest.mark.slow
 @every_kind
 def test_decoupled_compiles_in_one_graph(kind):
     layer, x = conv(kind), images(2, 4, 5, 5)
@@ -49,6 +50,7 @@ def test_decoupled_per_sample_gradients_by_vmap():
     torch.testing.assert_close(each.sum(0), layer.weight.grad, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tanh", "sigmoid"])
 def test_decoupled_exports_to_onnx(kind, tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript (extra 'onnx') is not installed")

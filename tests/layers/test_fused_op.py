@@ -22,6 +22,7 @@ def gradients(layer, x):
     return y, torch.autograd.grad((y * randn(*y.shape, seed=2)).sum(), [x, *layer.parameters()])
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_fused_op_on_several_blocks_agrees_with_the_reference(kind, memory_format):
@@ -114,6 +115,7 @@ def test_fused_op_passes_opcheck():
         assert set(opcheck(forward, arguments).values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("g", ["cosine", "linear", "sigmoid"])
 def test_fused_op_memory_for_backward_when_compiled(g):
     x = torch.randn(4, 64, 16, 16, requires_grad=True)

@@ -23,6 +23,7 @@ def test_plain_cnn_can_be_rotated_and_folded():
     torch.testing.assert_close(hs.rotation.fold_(model)(x), rotated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, None])
 def test_plain_cnn_with_69_sphere_layers_trains_without_shortcuts(norm):
     torch.manual_seed(0)

@@ -134,6 +134,7 @@ FEATURES = {"few_shot_cnn4": 1600, "mnist_cnn6": 2, "modified_resnet18": 1024, "
 FEATURES |= {"resnet50": 2048}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS)
 def test_networks_map_inputs_of_the_sources_to_features(name):
     model = on_meta(name)

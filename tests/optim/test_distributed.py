@@ -64,6 +64,7 @@ def train_sharded(case, rank):
     return matrices_and_momenta(model, resumed)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_ogd_under_fsdp2_equals_one_process(tmp_path):
     run_processes(worker, 2, tmp_path, tmp_path)

@@ -34,6 +34,7 @@ def test_ogd_step_follows_the_cayley_curve_downhill():
     assert ((u.detach() - u0) * g).sum() < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda p: OGD(p, lr=0.05), lambda p: OGDAdam(p, lr=0.02)], ids=["OGD", "OGDAdam"])
 def test_ogd_converges_and_stays_orthogonal_for_two_thousand_steps(make):
     target = torch.matrix_exp(

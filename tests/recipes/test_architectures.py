@@ -294,6 +294,7 @@ def test_top5_curve_is_measured_at_each_validation(tmp_path):
 SHAPES = {"cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "imagenet": (3, 256, 256), "mnist": (1, 28, 28)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [one for one in PART if one.compute is None], ids=lambda recipe: recipe.name)
 def test_networks_of_the_source_can_be_built(recipe):
     different = {}  # networks whose operators differ only in their functions are built once

@@ -34,6 +34,7 @@ SOMETIMES |= {"wrong_auc", "further_rate"}  # without wrong labels, and without 
 ROTATED = ("OPT (CP)", "OPT (OGD)", "OPT (GS)", "PE-OPT", "S-OPT")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:not projected")
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_row_runs_at_the_smallest_scale(name, smoke_folder):
@@ -70,6 +71,7 @@ def test_every_recipe_is_complete(name):
             assert recipe.compute is not None or (config.epochs is None) != (config.steps is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", RECIPES)
 def test_components_and_options_of_every_row_exist(name, scale):

@@ -45,6 +45,7 @@ def test_measurement_at_equal_time_comes_before_the_end():
     assert late["bits_at_equal_time"] == late["bits"] == early["bits"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row.name for row in LANGUAGE.rows])
 def test_language_rows_run_at_the_smoke_scale(row, smoke_folder):
     (record,) = execute(LANGUAGE, smoke_folder, scale="smoke", rows=[row], seeds=[0])

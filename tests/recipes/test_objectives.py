@@ -116,6 +116,7 @@ def test_trials_are_settings_of_their_rows(recipe):
 # Networks and schedules of the sources -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "row", "shape", "convolutions", "feature_dim"),
     [

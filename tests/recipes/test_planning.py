@@ -3,6 +3,7 @@ import pytest
 from hypersphere.recipes import RECIPES, plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_plan_builds_the_network_of_every_row_without_data(name):
     recipe = RECIPES[name]

@@ -107,6 +107,7 @@ def test_lines_on_a_log_axis_omit_values_at_or_below_zero() -> None:
     }
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.integers(MOST_POINTS + 1, 3 * MOST_POINTS), st.floats(0, 1))
 @settings(max_examples=25, deadline=None)
 def test_lines_of_long_series_keep_ends_and_extremes(seed: int, count: int, gaps: float) -> None:
@@ -260,6 +261,7 @@ def test_landscape_is_upright_with_contours() -> None:
     assert spec["layer"][2]["data"]["values"][0]["label"] == "trained"
 
 
+@pytest.mark.slow
 def test_landscape_contour_of_a_cone_is_a_circle() -> None:
     grid = np.hypot(*np.meshgrid(np.linspace(-1, 1, 101), np.linspace(-1, 1, 101)))
     plain = surface(landscape(np.zeros((2, 2)), limits=(0.0, LEVELS)))

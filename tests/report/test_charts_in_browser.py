@@ -87,6 +87,7 @@ def shown_panels(browser: Browser, section: str) -> list[int]:
     )
 
 
+@pytest.mark.slow
 def test_charts_log_no_errors_and_make_no_requests(opened: Browser) -> None:
     for index in (2, 3, 4, 1):
         opened.click(f"{GEOMETRY} [role=tab]:nth-child({index})")
@@ -124,6 +125,7 @@ def test_tabs_switch_by_keys(opened: Browser) -> None:
     assert opened.run(reachable, GEOMETRY) == [0, -1, -1, -1]
 
 
+@pytest.mark.slow
 def test_sphere_in_a_tab_turns_when_dragged(opened: Browser) -> None:
     canvas = f"{GEOMETRY} canvas"
     picture = "return document.querySelector(arguments[0]).toDataURL()"
@@ -200,6 +202,7 @@ def test_readout_of_cells_follows_the_keys(opened: Browser) -> None:
         assert words(opened, f"{area} .readout").startswith(head)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 390, 620, 830, 1280])
 def test_labels_neither_overlap_nor_leave_their_charts(opened: Browser, width: int) -> None:
     opened.resize(width, 900, mobile=width < 500)
@@ -227,6 +230,7 @@ def test_charts_follow_the_theme(opened: Browser) -> None:
     assert all(one != other for one, other in zip(light, opened.run(colors, LOSS), strict=True))
 
 
+@pytest.mark.slow
 def test_print_shows_every_panel(opened: Browser) -> None:
     opened.protocol("Emulation.setEmulatedMedia", {"media": "print"})
     try:
@@ -248,6 +252,7 @@ def test_page_without_scripts_shows_all_panels_and_numbers(opened: Browser, char
     assert visible(opened, "details") == 8
 
 
+@pytest.mark.slow
 def test_charts_fit_their_columns_and_are_printed(opened: Browser) -> None:
     widths = """
         const width = (view) => view.querySelector("svg").getBoundingClientRect().width;

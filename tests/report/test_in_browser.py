@@ -69,6 +69,7 @@ def test_spheres_turn_together_unless_unlinked(opened: Browser) -> None:
     assert picture(opened, SECOND) != together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["\ue012", "\ue013", "\ue014", "\ue015", "+", "-"])
 def test_sphere_reacts_to_keys(opened: Browser, key: str) -> None:
     opened.run("document.querySelector(arguments[0]).focus()", FIRST)

@@ -209,6 +209,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 STORED = sorted({path.parents[1] for path in RESULTS.glob("*/*/seed-*.json")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", STORED, ids=lambda folder: folder.name)
 def test_stored_records_have_pages(folder: Path) -> None:
     """The records of this repository can be read and drawn."""

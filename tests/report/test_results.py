@@ -94,6 +94,7 @@ def test_result_page_rejects_other_objects():
         result_page(3)
 
 
+@pytest.mark.slow
 def test_frame_draws_charts_in_a_browser(browser, tmp_path):
     path = tmp_path / "notebook.html"
     body = "".join(RESULTS[name]()._repr_html_() for name in ("verification", "logistic", "spheres"))

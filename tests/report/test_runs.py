@@ -129,6 +129,7 @@ def test_equal_error_rate_matches_the_definition() -> None:
     assert 50 * (refused + accepted) == pytest.approx(run.numbers["eer"], abs=1)
 
 
+@pytest.mark.slow
 def test_page_with_many_classes_and_layers() -> None:
     draw = torch.Generator().manual_seed(0)
     names = tuple(f"class {number}" for number in range(450))

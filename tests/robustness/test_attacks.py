@@ -170,6 +170,7 @@ def test_deepfool_fools_models_with_tied_logits():
     assert (model(attacked).argmax(1) != 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("conv", [nn.Conv2d, sphere_conv2d])
 def test_attacks_match_foolbox(conv):
     attacks = pytest.importorskip("foolbox.attacks", reason="foolbox (extra 'attack') is not installed")

@@ -292,6 +292,7 @@ CONVERSIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("conversion", CONVERSIONS)
 def test_rotation_compiles_to_one_graph_and_trains_as_in_eager_mode(conversion):
     model, twin, x = rotated_pair(CONVERSIONS[conversion])
@@ -316,6 +317,7 @@ def test_exponential_operators_pass_opcheck():
         assert set(torch.library.opcheck(operator.default, arguments).values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gram_schmidt", "householder", "lowdin", "exponential", "neumann"])
 def test_rotation_compiles_with_ill_conditioned_parameters(method):
     """A graph cannot read values to choose an algorithm, so its algorithm must be stable for all parameters."""
@@ -343,6 +345,7 @@ def test_embed_of_a_compiled_model_sees_new_parameters():
             rotation_parameters(model)[0].add_(0.3)
 
 
+@pytest.mark.slow
 def test_use_is_seen_by_a_compiled_model():
     model, twin, x = rotated_pair(rotate_)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

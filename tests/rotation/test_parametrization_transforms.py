@@ -76,6 +76,7 @@ def test_rotated_layers_work_in_an_ensemble(form):
     torch.testing.assert_close(together, torch.stack([member(x) for member in members]), atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.slow
 @every_form
 def test_rotated_layers_pass_gradcheck_and_gradgradcheck(form):
     model, (x, y) = network(form), batch(2)
@@ -103,6 +104,7 @@ def test_rotated_layers_support_forward_mode(form):
         torch.testing.assert_close(forward_ad.unpack_dual(loss(model, duals, x, y)).tangent, derivative)
 
 
+@pytest.mark.slow
 @every_form
 def test_rotated_layers_can_be_traced(form):
     model, (x, _) = network(form), batch()

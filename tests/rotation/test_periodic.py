@@ -93,6 +93,7 @@ def test_stochastic_step_keeps_the_output_and_draws_other_dimensions(method):
     assert seen == set(range(16))
 
 
+@pytest.mark.slow
 def test_stochastic_keeps_the_energy_over_two_thousand_folds():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 2))
@@ -571,6 +572,7 @@ def test_equivalence_works_with_activation_checkpointing(use_reentrant):
     torch.testing.assert_close([p.grad for p in parameters], expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_equivalence_compiles():
     model, x = mlp(), torch.randn(7, 10)
     Equivalence(model, 4)

@@ -59,6 +59,7 @@ def test_refine_lowers_the_half_space_energy(energy, n, d):
     assert after <= before * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("energy", ["mhe", "half_space_mhe", "comhe"])
 def test_refine_makes_no_antipodal_pairs_in_the_first_layer_of_cnn6(energy):
     """64 filters of 3×3×3: the full-space minimum would pair filters with their negatives."""

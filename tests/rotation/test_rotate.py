@@ -523,6 +523,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_rotated_models_can_be_loaded_in_another_process_and_folded(tmp_path):
     saved = {"x": torch.randn(4, 10)}
     full, partial, several = rotate_(mlp(), "gram_schmidt"), mlp(), rotate_(mlp())

@@ -160,6 +160,7 @@ def diffusion():
 MODELS = [gpt2, bert, llama, vit, mixtral, encoder, graph, diffusion]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("options", [{}, {"quantize": "int8"}], ids=["float", "int8"])
 def test_rotate_starts_trains_and_folds_models_of_other_libraries(make, options, capsys):

@@ -42,6 +42,7 @@ def problem(layout, dtype=torch.float64):
     return [t.to(dtype).requires_grad_() for t in tensors]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
 def test_rotated_linear_passes_gradcheck_and_gradgradcheck(layout):
     x, matrices, v = problem(layout)
@@ -50,6 +51,7 @@ def test_rotated_linear_passes_gradcheck_and_gradgradcheck(layout):
     assert gradgradcheck(lambda *inputs: _InputSide.apply(layout, *inputs), (x, matrices, v))
 
 
+@pytest.mark.slow
 # Fewer rows than a block has entries, and more.
 @pytest.mark.parametrize("rows", [1, 3, 5])
 @pytest.mark.parametrize("layout", [BlockLayout(8, 2), BlockLayout(12, 2, shared=True), BlockLayout(15, 3)], ids=repr)

@@ -105,6 +105,7 @@ def narrow(name):
 QUICK = [name for name in NETWORKS if not name.startswith(("iresnet", "mobilefacenet_", "auto"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_experiment_trains_every_network(name):
     model, given = narrow(name)
@@ -180,6 +181,7 @@ def test_experiment_evaluates_and_exports_heads_with_centers():
     assert vectors.shape == (3, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REGULARIZERS)
 def test_experiment_trains_with_every_regularizer(name):
     options = {"projection": {"name": "random", "dim": 3}} if name == "comhe" else {}
@@ -195,6 +197,7 @@ def test_experiment_trains_with_every_regularizer(name):
     assert added == 0 if name == "none" else added > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_experiment_trains_every_rotation(name):
     options = {"every": 2} if name in ("stochastic", "equivalence") else {}

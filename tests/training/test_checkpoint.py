@@ -589,6 +589,7 @@ def children(process, mode, folder):
             return
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("mode", ["random", "events"])
 def test_kill_at_any_moment_leaves_an_intact_checkpoint(tmp_path, process, mode):

@@ -134,6 +134,7 @@ def test_two_processes_validate_batches_that_are_too_small_for_both(tmp_path):
         assert two[name] == pytest.approx(one[name], abs=1e-6), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["sharded", "fsdp"])
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
 def test_run_resumes_in_another_number_of_processes(tmp_path, case, before, after):
@@ -144,6 +145,7 @@ def test_run_resumes_in_another_number_of_processes(tmp_path, case, before, afte
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=2e-4)
 
 
+@pytest.mark.slow
 def test_large_head_resumes_although_no_process_holds_all_class_vectors(tmp_path):
     settings = {**BASE, **CASES["sharded"], "large_head": 0}
     run(2, settings, tmp_path / "whole")

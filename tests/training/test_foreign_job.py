@@ -118,6 +118,7 @@ def train_in_server(server, config, folder, kill_after=None):
     raise AssertionError("the server has ended")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "kills"), [("bfloat16", [2, 5]), ("float16", [4])])
 def test_foreign_job_resumes_bit_identically_after_kills(tmp_path, precision, kills, server, monkeypatch):
     write_photos(tmp_path / "photos")

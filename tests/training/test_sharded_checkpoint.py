@@ -80,6 +80,7 @@ def run(size, kind, folder, save):
         run_processes(worker, size, folder.parent, kind, folder, save)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["head", "fixed", "fsdp"])
 @pytest.mark.parametrize(("before", "after"), LAYOUTS)
 def test_checkpoint_resumes_in_another_number_of_processes(tmp_path, kind, before, after):

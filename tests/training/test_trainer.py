@@ -338,6 +338,7 @@ def asked(monkeypatch):
     return asked
 
 
+@pytest.mark.slow
 def test_trainer_compile_keeps_names_in_checkpoints(tmp_path, asked):
     assert trainer(tmp_path / "plain", {"epochs": 1}).train()
     assert trainer(tmp_path / "compiled", {"epochs": 1, "compile": True}).train()
@@ -348,6 +349,7 @@ def test_trainer_compile_keeps_names_in_checkpoints(tmp_path, asked):
         torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compile_averages_and_checkpointed_activations_work_together(tmp_path, asked):
     """From the config to the opened run: trained in two parts, with the weights and metrics of plain training."""
     settings = {**CONVOLUTIONS, "ema": 0.8, "epochs": 1}
