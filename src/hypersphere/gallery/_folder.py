@@ -1,4 +1,4 @@
-"""The folder of a gallery. A process that is killed during a save leaves the complete old or new content.
+"""The files of a gallery. If a process is killed while it saves, the folder holds the old or the new gallery.
 
 - `rows-ID.safetensors` holds the encoded embeddings, `names-ID.json` the names, one per embedding.
 - `index-ID.safetensors` holds the approximate index, if there is one.
@@ -36,13 +36,14 @@ __all__ = ["DamagedGallery", "GalleryContent", "read_folder", "write_folder"]
 
 FORMAT = 1
 MANIFEST, LOCK = "gallery.json", ".lock"
-OURS = re.compile(
+# Names of files that a save writes, including temporary files of an interrupted save.
+OWN_FILES = re.compile(
     r"\.?(rows|names|index)-[0-9a-f]{32}\.(safetensors|json)(\.[0-9a-f]{32}\.tmp)?|\.gallery\.json\..*\.tmp"
 )
 
 
 class DamagedGallery(ValueError):
-    """Raised for a gallery whose files are not what was written."""
+    """Raised if the files of a gallery are missing or were changed after the save."""
 
 
 @dataclass(frozen=True)
@@ -55,31 +56,31 @@ class GalleryContent:
 
 
 def write_folder(folder: Path, content: GalleryContent) -> None:
-    """Write a gallery to a folder, in place of the one that it may hold.
+    """Write a gallery to a folder, and replace the one that is there.
 
     Raises:
-        ValueError: if the path is that of a file, or the folder holds a `gallery.json` of another program.
+        ValueError: if the path is a file, or the folder holds a `gallery.json` of another program.
     """
     require(folder.is_dir() or not folder.exists(), "folder", "a new or an existing folder", str(folder))
     make_folder(folder)
     with _lock(folder):
         _refuse_foreign(folder)
-        identity = uuid.uuid4().hex
+        save_id = uuid.uuid4().hex
         files: dict[str, Any] = {}
         for kind, tensors in content.tensors.items():
-            with replacing(folder / f"{kind}-{identity}.safetensors") as draft:
+            with replacing(folder / f"{kind}-{save_id}.safetensors") as draft:
                 write_tensors(draft, {name: StoredTensor(tensor) for name, tensor in tensors.items()})
-                files[kind] = {"name": f"{kind}-{identity}.safetensors", **file_summary(draft)}
-        with replacing(folder / f"names-{identity}.json") as draft:
+                files[kind] = {"name": f"{kind}-{save_id}.safetensors", **file_summary(draft)}
+        with replacing(folder / f"names-{save_id}.json") as draft:
             draft.write_text(json.dumps(content.names), encoding="utf-8")
-            files["names"] = {"name": f"names-{identity}.json", **file_summary(draft)}
+            files["names"] = {"name": f"names-{save_id}.json", **file_summary(draft)}
         manifest = {"note": MARK, "format": FORMAT, "settings": content.settings, "files": files}
         manifest["sha256"] = _checksum(manifest)
         with replacing(folder / MANIFEST) as draft:  # from here on, the folder holds the new gallery
             draft.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         current = {entry["name"] for entry in files.values()}
         for path in folder.iterdir():
-            if path.name not in current and OURS.fullmatch(path.name):
+            if path.name not in current and OWN_FILES.fullmatch(path.name):
                 with suppress(OSError):  # Windows does not delete files that are open
                     path.unlink()
 
@@ -96,7 +97,7 @@ def read_folder(folder: Path) -> GalleryContent:
         try:
             return _read_files(folder, manifest)
         except FileNotFoundError as error:
-            # Another process may have saved in the meantime, and removed the files of this manifest.
+            # Another process may have saved since and removed the files of this manifest; then read again.
             if _read_manifest(folder) == manifest:
                 raise DamagedGallery(f"{folder} is damaged, a file is missing: {error}") from None
 
@@ -106,8 +107,8 @@ def _read_files(folder: Path, manifest: Mapping[str, Any]) -> GalleryContent:
     names: list[str] = []
     for kind, entry in manifest["files"].items():
         path = folder / entry["name"]
-        if not OURS.fullmatch(path.name) or path.parent != folder:
-            raise DamagedGallery(f"{folder / MANIFEST} is damaged: {entry['name']!r} is not a file of a gallery")
+        if not OWN_FILES.fullmatch(path.name) or path.parent != folder:
+            raise DamagedGallery(f"{folder / MANIFEST} is damaged: {entry['name']!r} is not a gallery file name")
         if file_summary(path) != {"bytes": entry["bytes"], "sha256": entry["sha256"]}:
             raise DamagedGallery(f"{path} is damaged: its content is not what was written")
         try:
@@ -128,8 +129,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is not a gallery: {MANIFEST}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise DamagedGallery(f"{path} is damaged: {error}") from None
-    is_ours = isinstance(manifest, dict) and manifest.get("note") == MARK
-    if not is_ours or manifest.get("sha256") != _checksum(manifest):
+    has_mark = isinstance(manifest, dict) and manifest.get("note") == MARK
+    if not has_mark or manifest.get("sha256") != _checksum(manifest):
         raise DamagedGallery(f"{path} is damaged: its content is not what was written")
     if manifest["format"] != FORMAT:
         raise ValueError(f"{path} must have format {FORMAT}, not {manifest['format']!r}")
@@ -137,6 +138,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_foreign(folder: Path) -> None:
+    """Raise a `ValueError` if another program wrote the manifest."""
     path = folder / MANIFEST
     if path.exists() and MARK.encode() not in path.read_bytes():
         raise ValueError(f"{path} was not written by this library and is not replaced; choose another folder")
@@ -149,7 +151,10 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Wait until no other process saves in this folder. Not all systems have locks."""
+    """Hold an exclusive lock on the folder, so that only one process saves at a time.
+
+    Windows and some network file systems have no such locks; there, nothing is locked.
+    """
     with (folder / LOCK).open("ab") as file:
         if sys.platform != "win32":
             with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Approximate indexes of faiss: a graph (HNSW) or inverted lists (IVF), which propose candidates for exact rescoring.
+"""Approximate faiss indexes: a graph (HNSW) or inverted lists (IVF) that propose candidates for exact rescoring.
 
-The index holds a copy of the embeddings with 8 bits per entry. Embeddings are numbered by *serials*, which increase
-with every enrolment and are never used again. Removed embeddings stay in the index until half of it has been removed;
-their serials are skipped in the results.
+The index holds a copy of the embeddings with 8 bits per entry. Each embedding has a *serial*, a number
+that increases with every enrolment and is never reused. Removed embeddings stay in the index until half of it has been
+removed; the gallery ignores their serials.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["EFFORTS", "MIN_INDEXED", "ApproximateIndex"]
 
 EFFORTS = {"hnsw": 64, "ivf": 32}  # default size of the candidate list of HNSW, and number of lists that IVF reads
 MIN_INDEXED = 2048  # a smaller gallery is searched exactly, which is as fast
-LINKS = 16  # links per node and layer of the graph
-BUILD_EFFORT = 80  # candidates per new node of the graph
+LINKS = 16  # links per node in each layer of the graph
+BUILD_EFFORT = 80  # candidates considered for the links of a new node
 TRAINING_ROWS = 65_536  # rows from which the ranges of the 8-bit codes and the lists are computed
-GROWTH = 4  # inverted lists are computed again if the gallery has grown by this factor
+GROWTH = 4  # inverted lists are recomputed if the gallery has grown by this factor
 
 
 class ApproximateIndex:
-    """An index of faiss that follows the rows of a gallery.
+    """A faiss index of the rows of a gallery, updated on demand.
 
     Args:
         kind: "hnsw" or "ivf".
@@ -40,11 +40,11 @@ class ApproximateIndex:
         self._faiss = require_package("faiss", "faiss-cpu", "gallery")
         self.kind, self.dim = kind, dim
         self._index: Any = None
-        self._serials = torch.empty(0, dtype=torch.int64)  # of the indexed embeddings, in the order of the index
+        self._serials = torch.empty(0, dtype=torch.int64)  # of the indexed embeddings, ascending
         self._trained_on = 0
 
     def update(self, rows: Rows, serials: Int64[Tensor, " rows"]) -> None:
-        """Add the rows that are not in the index yet, or build it again if too much of it is outdated."""
+        """Add the rows that are not in the index yet, or rebuild it if too many of its rows were removed."""
         indexed = 0
         if len(self._serials):
             indexed = int(torch.searchsorted(serials, self._serials[-1], right=True))
@@ -53,8 +53,8 @@ class ApproximateIndex:
             self._build(rows)
             indexed, self._serials = 0, serials[:0]
         if indexed < len(rows):
-            for new in torch.arange(indexed, len(rows)).split(TRAINING_ROWS):
-                self._index.add(rows.gather(new).numpy())
+            for chunk in torch.arange(indexed, len(rows)).split(TRAINING_ROWS):  # bounds the memory
+                self._index.add(rows.gather(chunk).numpy())
             self._serials = torch.cat([self._serials, serials[indexed:]])
 
     def _build(self, rows: Rows) -> None:
@@ -68,6 +68,7 @@ class ApproximateIndex:
             centres = faiss.IndexFlatIP(self.dim)
             # Without residuals, the ranges of the codes are the same in all lists.
             self._index = faiss.IndexIVFScalarQuantizer(centres, self.dim, lists, code, metric, False)
+            # The index frees `centres`; without this, Python would free it too.
             self._index.own_fields = True
             centres.this.disown()
         # Evenly spaced rows: the first ones may belong to a few people.
@@ -76,7 +77,7 @@ class ApproximateIndex:
         self._trained_on = len(rows)
 
     def search(self, x: Float[Tensor, "queries dim"], count: int, effort: int | None) -> Int64[Tensor, "queries count"]:
-        """Return the serials of about the `count` nearest embeddings; −1 where the index has found fewer."""
+        """Return the serials of approximately the `count` nearest embeddings, padded with −1 if fewer are found."""
         effort = EFFORTS[self.kind] if effort is None else effort
         if self.kind == "hnsw":
             options = self._faiss.SearchParametersHNSW(efSearch=max(effort, count))
@@ -85,8 +86,8 @@ class ApproximateIndex:
         # `faiss.contrib.torch_utils`, which pytorch-metric-learning imports, replaces `search` by a method without
         # `params` and keeps the original under this name.
         search = getattr(self._index, "search_numpy", self._index.search)
-        found = torch.from_numpy(search(x.numpy(), count, params=options)[1])
-        return torch.where(found < 0, found, self._serials[found.clamp(min=0)])
+        positions = torch.from_numpy(search(x.numpy(), count, params=options)[1])
+        return torch.where(positions < 0, positions, self._serials[positions.clamp(min=0)])
 
     @property
     def next_serial(self) -> int:
@@ -102,13 +103,16 @@ class ApproximateIndex:
         return {"index": torch.from_numpy(content), "indexed_serials": self._serials, "trained_on": trained_on}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore the result of `state`; raise a `ValueError` if it does not fit."""
+        """Restore the result of `state`; raise a `ValueError` if it is not an index of this dimension."""
         if state:
             try:
                 index = self._faiss.deserialize_index(state["index"].numpy())
             except RuntimeError as error:
                 raise ValueError(f"faiss cannot read the index: {str(error).splitlines()[-1]}") from None
             if (index.d, index.ntotal) != (self.dim, len(state["indexed_serials"])):
-                raise ValueError("the index does not have the size of the gallery")
+                raise ValueError(
+                    f"the index must have {len(state['indexed_serials'])} embeddings of dimension {self.dim}, "
+                    f"not {index.ntotal} of dimension {index.d}"
+                )
             self._index, self._serials = index, state["indexed_serials"]
             self._trained_on = int(state["trained_on"])

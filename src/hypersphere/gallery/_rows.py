@@ -1,7 +1,7 @@
 """Storage of unit vectors: blocks of rows in one of four encodings.
 
 An encoding maps unit rows to one or two *columns* (tensors with the same number of rows) and back. All blocks except
-the last have `BLOCK_ROWS` rows, so the block of an entry follows from its number.
+the last have `BLOCK_ROWS` rows, so the block of a row follows from its number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Encoding:
         self.dim = dim
 
     def columns(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Return the dtype and the shape of one row of each column."""
+        """Return, for each column, its dtype and the shape of one of its rows."""
         return {"values": (torch.float32, (self.dim,))}
 
     def encode(self, directions: Float[Tensor, "rows dim"]) -> Block:
@@ -43,7 +43,7 @@ class Encoding:
     def multiply(
         self, x: Float[Tensor, "queries dim"], block: Block, out: Tensor, buffer: Tensor
     ) -> Float[Tensor, "queries rows"]:
-        """Write the cosines of unit queries and the decoded rows into `out`. Rows may be widened in `buffer`."""
+        """Write the cosines of unit queries and the decoded rows into `out`. `buffer` is memory for decoded rows."""
         return torch.mm(x, block["values"].mT, out=out)
 
 
@@ -132,9 +132,9 @@ class Rows:
         self._buffer: Block | None = None  # memory of the last block, which may have room for more rows
 
     def copy(self) -> Rows:
-        """Return rows that share the blocks of this object. Only one of the two may be changed.
+        """Return rows that share the blocks of this object. Only one of the two may be changed afterwards.
 
-        A change writes only behind the last row, or replaces blocks, so the other object stays as it is.
+        A change writes behind the last row or replaces blocks, so the other object keeps its content.
         """
         copy = Rows(self.dim, self.dtype)
         copy.blocks, copy._buffer = list(self.blocks), self._buffer
@@ -164,7 +164,7 @@ class Rows:
             stop = min(total, start + BLOCK_ROWS - filled)
             needed = filled + stop - start
             if self._buffer is None or _count(self._buffer) < needed:
-                # Doubling the memory makes the cost of many small additions proportional to their rows.
+                # Doubling the capacity keeps the total cost of many small additions linear in the number of rows.
                 capacity = min(BLOCK_ROWS, max(needed, 2 * filled))
                 last, self._buffer = self.blocks[-1], {}
                 for name, column in last.items():
@@ -178,7 +178,7 @@ class Rows:
     def keep(self, mask: Bool[Tensor, " rows"]) -> None:
         """Remove the rows whose mask is False. The order of the others does not change."""
         blocks, masks = self.blocks, mask.split(BLOCK_ROWS) if len(mask) else ()
-        # Blocks before the first removed row stay as they are; the others are filled again from the left.
+        # Blocks before the first removed row do not change. The remaining rows of the others are appended again.
         first = next((number for number, part in enumerate(masks) if not bool(part.all())), len(blocks))
         self.blocks, self._buffer = blocks[:first], None
         for block, part in zip(blocks[first:], masks[first:], strict=True):
@@ -189,7 +189,7 @@ class Rows:
         return map(self.encoding.decode, self.blocks)
 
     def gather(self, entries: Int64[Tensor, " entries"]) -> Float[Tensor, "entries dim"]:
-        """Return the rows with these numbers in float32."""
+        """Return the rows with these numbers, in this order, in float32."""
         result = torch.empty(len(entries), self.dim, dtype=torch.float32)
         # Sort the numbers, so that the entries of each block are consecutive.
         numbers, order = entries.sort()

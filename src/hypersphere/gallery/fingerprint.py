@@ -1,4 +1,4 @@
-"""Fingerprints of models, which tell embeddings of different models apart."""
+"""Fingerprints of models, which distinguish embeddings of different models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["fingerprint_of"]
 
 
 def fingerprint_of(model: nn.Module | Mapping[str, Any]) -> str:
-    """Return a text that identifies the weights of a model: 32 hexadecimal digits of a SHA-256.
+    """Return a string that identifies the weights of a model: the first 32 hexadecimal digits of a SHA-256.
 
     It depends on the names, dtypes, shapes and values of the state dict. The order of the names, the device, and the
     wrappers of `torch.compile` and `DistributedDataParallel` do not matter. Preprocessing and the architecture beyond
@@ -42,7 +42,7 @@ def fingerprint_of(model: nn.Module | Mapping[str, Any]) -> str:
     named = [(_plain_name(name), stored.tensor) for name, stored in tensors.items()]
     for name, tensor in sorted(named, key=lambda pair: pair[0]):
         checksum.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        checksum.update(_content(tensor))
+        checksum.update(_raw_bytes(tensor))
     return checksum.hexdigest()[:32]
 
 
@@ -51,6 +51,6 @@ def _plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
-def _content(tensor: Tensor) -> Any:
-    # NumPy has no bfloat16, so the memory is read as bytes. A scalar has no dimension to view differently.
+def _raw_bytes(tensor: Tensor) -> Any:
+    # NumPy has no bfloat16, so view the memory as bytes. A scalar must be flattened before it can be viewed.
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -25,7 +25,7 @@ __all__ = ["Gallery", "Matches", "Migration"]
 
 INDEXES = ("exact", "hnsw", "ivf")
 NORMALIZED_ROWS = 65_536  # rows that are normalised in float64 at a time
-SHOWN_QUERIES, SHOWN_MATCHES = 10, 5  # of the table that is printed
+SHOWN_QUERIES, SHOWN_MATCHES = 10, 5  # rows of a printed table
 
 Array: TypeAlias = Tensor | np.ndarray | Sequence[Any]
 
@@ -77,15 +77,16 @@ class Migration:
 
 @dataclass(frozen=True)
 class _Entries:
-    """The content of a gallery. Each change makes a new object, so that a search in another thread sees one state."""
+    """An immutable snapshot. A change of the gallery makes a new one, so concurrent searches see a consistent state."""
 
     rows: Rows
-    full: Rows | None  # float32 rows for rescoring
-    names: list[str]
-    serials: Tensor | None  # for an approximate index: numbers of the enrolments, ascending
+    full: Rows | None  # with `keep_full`: the same rows in float32
+    names: list[str]  # shared with later snapshots, so only the first `len(rows)` belong to this one
+    serials: Tensor | None  # with an approximate index: one ascending number per row, see `_index`
 
     @property
     def rescoring(self) -> Rows:
+        """The most precise rows."""
         return self.rows if self.full is None else self.full
 
 
@@ -93,7 +94,7 @@ class Gallery:
     r"""An index of embeddings on the unit sphere.
 
     Embeddings are normalised when they are enrolled, and the score of a query is its cosine with the stored vector. The
-    gallery is in the main memory of the host.
+    gallery is in CPU memory.
 
     | dtype | bytes per embedding | scores |
     |---|---|---|
@@ -115,8 +116,8 @@ class Gallery:
             which the extra `gallery` installs, to find candidates; they need more memory, d + 150 and d + 8 bytes per
             embedding, and may miss some matches. They are built at the first search of at least 2048 embeddings.
         fingerprint: identifies the model of the embeddings, see `fingerprint_of`. None if unknown.
-        keep_full: also keep the embeddings in float32 and compute scores from them, for the best 4k candidates that the
-            compact ones give. After `load` they are memory-mapped, so they need disk space rather than memory.
+        keep_full: also keep the embeddings in float32. The compact embeddings then select about 4k candidates, and
+            their scores are computed in float32. After `load` the float32 embeddings are memory-mapped.
 
     Example:
         >>> gallery = Gallery(3)
@@ -145,15 +146,15 @@ class Gallery:
         require(is_integer(dim, 1), "dim", "an integer >= 1", dim)
         require(dtype in ENCODINGS, "dtype", f"one of {', '.join(ENCODINGS)}", dtype)
         require(index in INDEXES, "index", f"one of {', '.join(INDEXES)}", index)
-        require(index == "exact" or dtype != "binary", "index", "exact for dtype binary", index)
+        require(index == "exact" or dtype != "binary", "index", "'exact' if dtype is 'binary'", index)
         require(fingerprint is None or isinstance(fingerprint, str), "fingerprint", "a string or None", fingerprint)
-        accepted = "False for dtype float32, which is full precision"
+        accepted = "False if dtype is 'float32', which has full precision"
         require(isinstance(keep_full, bool), "keep_full", "True or False", keep_full)
         require(not keep_full or dtype != "float32", "keep_full", accepted, keep_full)
         self.dim, self.dtype, self.index = int(dim), dtype, index
         self.fingerprint, self.keep_full = fingerprint, keep_full
         self._approximate = None if index == "exact" else ApproximateIndex(index, self.dim)
-        self._lock = threading.Lock()  # of the approximate index, which changes during searches
+        self._lock = threading.Lock()  # guards the approximate index, which searches update
         self._next_serial = 0
         self._entries = _Entries(
             Rows(self.dim, dtype),
@@ -163,7 +164,7 @@ class Gallery:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has its own lock, and builds an approximate index again at its first search.
+        # Locks and faiss indexes cannot be pickled. A copy rebuilds its index at the first search.
         return {name: value for name, value in vars(self).items() if name not in ("_lock", "_approximate")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -191,7 +192,7 @@ class Gallery:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the stored embeddings, without `keep_full`, names and approximate index."""
+        """Bytes of the encoded embeddings, without names, the index and the float32 rows of `keep_full`."""
         return self._entries.rows.nbytes
 
     # --- changes
@@ -200,11 +201,11 @@ class Gallery:
         """Add embeddings at the end. If an argument is invalid, nothing is added.
 
         Args:
-            names: one name per embedding: any strings, also equal ones.
+            names: one string per embedding. Names may repeat.
             embeddings: (N, d) finite numbers, or (d,) for a single name. Their norms do not matter. The cosine of a
                 zero vector is 0; a binary gallery, which stores signs, rejects it.
-            fingerprint: of the model of the embeddings; None is not checked. An empty gallery without a fingerprint
-                adopts it.
+            fingerprint: that of the model of the embeddings; None skips the check. An empty gallery without a
+                fingerprint adopts it.
 
         Raises:
             ValueError: if the fingerprint is not that of the gallery.
@@ -218,8 +219,8 @@ class Gallery:
         if self.dtype == "binary" and len(zero):
             raise ValueError(f"embeddings must not be zero in a binary gallery, but row {int(zero[0])} is")
         require(not isinstance(names, str), "names", "a list of strings", names)
-        other = [name for name in names if not isinstance(name, str)]
-        require(not other, "names", "a list of strings", other[:1])
+        invalid = [name for name in names if not isinstance(name, str)]
+        require(not invalid, "names", "a list of strings", invalid[:1])
         count = len(directions)
         require(len(names) == count, "names", f"{count} names, one per embedding", f"{len(names)} names")
         rows, full, serials = (
@@ -232,7 +233,7 @@ class Gallery:
             full.append(directions)
         if serials is not None:
             serials = torch.cat([serials, torch.arange(self._next_serial, self._next_serial + count)])
-        # The list is shared with the previous state, which does not read beyond its number of rows.
+        # Earlier snapshots share this list, and read only as many names as they have rows.
         entries.names.extend(map(str, names))
         self._next_serial += count
         self._entries = _Entries(rows, full, entries.names, serials)
@@ -240,10 +241,10 @@ class Gallery:
             self.fingerprint = fingerprint
 
     def remove(self, names: Sequence[str] | str) -> int:
-        """Remove all embeddings of these names, and return their number.
+        """Remove all embeddings of these names, and return the number of removed embeddings.
 
         Raises:
-            ValueError: if a name is not in the gallery; then nothing is removed.
+            ValueError: if a name is not in the gallery. Nothing is removed in this case.
         """
         entries = self._entries
         unwanted = {names} if isinstance(names, str) else set(names)
@@ -270,7 +271,7 @@ class Gallery:
 
         Args:
             pairs: embeddings (N, d) of the old and of the new model. N should be several times d.
-            fingerprint: of the new model, or None if unknown. It replaces that of the gallery.
+            fingerprint: that of the new model, or None if unknown. It replaces the fingerprint of the gallery.
 
         Example:
             >>> gallery = Gallery(2)
@@ -285,12 +286,15 @@ class Gallery:
         require(is_pair, "pairs", "a tuple of the old and the new embeddings", type(pairs).__name__)
         require(fingerprint is None or isinstance(fingerprint, str), "fingerprint", "a string or None", fingerprint)
         old, new = self._directions("pairs[0]", pairs[0]), self._directions("pairs[1]", pairs[1])
-        require(len(old) == len(new) > 0, "pairs", "as many old as new embeddings", (len(old), len(new)))
+        require(len(old) == len(new) > 0, "pairs", "as many old as new embeddings, at least one", (len(old), len(new)))
         entries = self._entries
-        is_possible = self.dtype != "binary" or self.keep_full or not len(self)
-        require(is_possible, "dtype", "another than binary, or binary with keep_full=True, to migrate", self.dtype)
+        # Signs cannot be rotated.
+        can_rotate = self.dtype != "binary" or self.keep_full or not len(self)
+        require(can_rotate, "dtype", "float32, float16, int8, or binary with keep_full=True, to migrate", self.dtype)
         if len(old) < self.dim:
-            warn_user(f"{len(old)} pairs do not determine a rotation in {self.dim} dimensions; migrate needs more")
+            warn_user(
+                f"{len(old)} pairs do not determine a rotation in {self.dim} dimensions; pass at least {self.dim}"
+            )
         u, _, vh = torch.linalg.svd(old.mT @ new)
         rotation = u @ vh
         rows, full = Rows(self.dim, self.dtype), Rows(self.dim, "float32") if self.keep_full else None
@@ -324,7 +328,7 @@ class Gallery:
             embeddings: (Q, d) queries, or a single one (d,). Their norms do not matter.
             k: number of matches.
             per_name: list each name once, with its best embedding.
-            fingerprint: of the model of the queries; None is not checked.
+            fingerprint: that of the model of the queries; None skips the check.
             effort: for an approximate index, the size of the candidate list of "hnsw" (default 64) or the number of
                 lists that "ivf" reads (default 32). A larger number misses less and takes longer.
 
@@ -335,12 +339,12 @@ class Gallery:
         require(is_integer(k, 1), "k", "an integer >= 1", k)
         require(effort is None or is_integer(effort, 1), "effort", "an integer >= 1 or None", effort)
         x = self._directions("embeddings", embeddings)
-        state = self._entries
+        snapshot = self._entries
         if per_name:
-            scores, entries = self._best_per_name(state, x, int(k), effort)
+            scores, entries = self._best_per_name(snapshot, x, int(k), effort)
         else:
-            scores, entries = self._nearest(state, x, min(int(k), len(state.rows)), effort)
-        names = tuple(tuple(state.names[entry] for entry in row) for row in entries.tolist())
+            scores, entries = self._nearest(snapshot, x, min(int(k), len(snapshot.rows)), effort)
+        names = tuple(tuple(snapshot.names[entry] for entry in row) for row in entries.tolist())
         return Matches(scores.float().clamp_(-1, 1), names, entries)
 
     def _nearest(self, state: _Entries, x: Tensor, k: int, effort: int | None) -> tuple[Tensor, Tensor]:
@@ -355,7 +359,7 @@ class Gallery:
         with self._lock:
             self._approximate.update(state.rescoring, state.serials)
             serials = self._approximate.search(x.float(), count, effort)
-        # The position of a serial, and −1 for embeddings that were removed.
+        # Convert serials to positions, with −1 for embeddings that were removed.
         position = torch.searchsorted(state.serials, serials).clamp_(max=len(state.serials) - 1)
         candidates = position.masked_fill_(state.serials[position] != serials, -1)
         scores, entries = rescore(state.rescoring, x, candidates, k)
@@ -371,29 +375,29 @@ class Gallery:
         scores, entries = x.new_empty(len(x), k), torch.empty(len(x), k, dtype=torch.int64)
         pending, width = torch.arange(len(x)), k
         while len(pending) and k:
-            # List more and more embeddings, until they have k different names.
+            # Search for more embeddings until they have k different names.
             width = min(total, RESCORED * width)
             all_scores, all_entries = self._nearest(state, x[pending], width, effort)
             incomplete = []
             for row, (query, candidates) in enumerate(zip(pending.tolist(), all_entries.tolist(), strict=True)):
-                first: dict[str, int] = {}
-                for place, entry in enumerate(candidates):
-                    first.setdefault(state.names[entry], place)
-                places = list(first.values())[:k]
-                if len(places) < k:
+                best_rank: dict[str, int] = {}
+                for rank, entry in enumerate(candidates):
+                    best_rank.setdefault(state.names[entry], rank)
+                ranks = list(best_rank.values())[:k]
+                if len(ranks) < k:
                     incomplete.append(query)
                     continue
-                scores[query], entries[query] = all_scores[row, places], all_entries[row, places]
+                scores[query], entries[query] = all_scores[row, ranks], all_entries[row, ranks]
             pending = torch.tensor(incomplete, dtype=torch.int64)
         return scores, entries
 
     # --- files
 
     def save(self, folder: str | Path) -> None:
-        """Write the gallery to a folder. A kill at any moment leaves the previous content or the new one.
+        """Write the gallery to a folder. If the process is killed, the folder holds the previous or the new content.
 
         Raises:
-            ValueError: if the path is that of a file, or the folder holds a `gallery.json` of another program.
+            ValueError: if the path is a file, or the folder holds a `gallery.json` of another program.
             OSError: if the disk is full or not writable; the previous content is not changed.
         """
         state = self._entries
@@ -416,7 +420,7 @@ class Gallery:
 
     @classmethod
     def load(cls, folder: str | Path) -> Gallery:
-        """Read the gallery of a folder. Checksums of all files are compared; rows of `keep_full` are memory-mapped.
+        """Read the gallery of a folder and verify the checksums of its files. Rows of `keep_full` are memory-mapped.
 
         Raises:
             ValueError: if the folder holds no gallery, or one of another version.
@@ -430,7 +434,7 @@ class Gallery:
             gallery = cls(*arguments, keep_full=settings["keep_full"])
             total, names = settings["embeddings"], content.names
             is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-            require(is_list, "names", "a list of strings", "another value")
+            require(is_list, "names", "a list of strings", names)
             rows = _rows("rows", content.tensors["rows"], gallery.dim, gallery.dtype)
             full = None
             if gallery.keep_full:
@@ -443,7 +447,7 @@ class Gallery:
                 last = int(serials[-1]) if len(serials) else -1
                 gallery._next_serial = max(gallery._approximate.next_serial, last + 1)
             counts = [len(part) for part in (names, rows, full, serials) if part is not None]
-            require(all(count == total for count in counts), "files", f"of {total} embeddings each", counts)
+            require(all(count == total for count in counts), "sizes of files", f"{total} embeddings each", counts)
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedGallery(f"{folder} is damaged: {error}") from None
         gallery._entries = _Entries(rows, full, names, serials)
@@ -473,15 +477,16 @@ class Gallery:
 
 
 def _tensors(kind: str, rows: Rows) -> dict[str, Tensor]:
+    """Return the columns of all blocks by the name "kind.block.column"."""
     return {
         f"{kind}.{number}.{name}": column for number, block in enumerate(rows.blocks) for name, column in block.items()
     }
 
 
 def _rows(kind: str, tensors: dict[str, Tensor], dim: int, dtype: str, *, is_mapped: bool = False) -> Rows:
-    """Return the rows that `_tensors` has named; raise a `ValueError` if their shapes or dtypes do not fit.
+    """Return the rows that `_tensors` stored; raise a `ValueError` if shapes or dtypes are wrong.
 
-    Mapped rows stay in the file, unless it was written with blocks of another size. Others are copied to the memory.
+    Mapped rows stay in the file, unless it was written with blocks of another size. Other rows are copied to memory.
     """
     rows = Rows(dim, dtype)
     columns = rows.encoding.columns()

@@ -68,9 +68,9 @@ class Strength:
     wrong: Bool[Tensor, " images"]
 
     def median(self, norm: str = "l2") -> float:
-        """Return the median norm over the images that only the attack makes misclassified, or NaN if there are none."""
+        """Return the median norm over images that are misclassified only if attacked, or NaN if there are none."""
         selected = self.norms(norm)[self.fooled & ~self.wrong]
-        # `Tensor.median` would return the lower one of two middle values.
+        # `Tensor.median` would return the lower of two middle values instead of their mean.
         return float(selected.double().quantile(0.5)) if len(selected) else math.nan
 
     def norms(self, norm: str) -> Float[Tensor, " images"]:
@@ -121,16 +121,18 @@ def accuracy_under(
     attacks = [dataclasses.replace(attack, epsilon=strength) for strength in strengths]  # type: ignore[type-var]
     # A transferred attack is computed on the source, but its images are classified by the model.
     attacked_model = model if source is None else source
-    images, clean_hits, hits = 0, 0, [0] * len(attacks)
+    images, clean_correct, correct = 0, 0, [0] * len(attacks)
     for x, y in data:
         images += len(y)
-        clean_hits += int((_predict(model, x) == y).sum())
-        for i, attack_of_strength in enumerate(attacks):
-            attacked = attack_of_strength(attacked_model, x, y, loss)
-            hits[i] += int((_predict(model, attacked) == y).sum())
+        clean_correct += int((_predict(model, x) == y).sum())
+        for i, scaled_attack in enumerate(attacks):
+            attacked = scaled_attack(attacked_model, x, y, loss)
+            correct[i] += int((_predict(model, attacked) == y).sum())
     require(images > 0, "data", "an iterable that yields at least one image", data)
-    accuracies = tuple(count / images for count in hits)
-    return RobustAccuracy(type(attack).__name__, source is not None, images, clean_hits / images, strengths, accuracies)
+    accuracies = tuple(count / images for count in correct)
+    return RobustAccuracy(
+        type(attack).__name__, source is not None, images, clean_correct / images, strengths, accuracies
+    )
 
 
 def fooling_strength(
@@ -154,7 +156,7 @@ def fooling_strength(
     for x, y in data:
         attacked = attack(model if source is None else source, x, y)
         change = (attacked - x).flatten(1)
-        # amax of an empty dimension is an error, so images without pixels need another expression.
+        # `amax` raises an error for images without pixels.
         largest = change.abs().amax(1) if change.shape[1] else change.new_zeros(len(change))
         parts.append((sphere.norm(change), largest, _predict(model, attacked) != y, _predict(model, x) != y))
     require(bool(parts), "data", "an iterable that yields at least one batch", data)

@@ -1,8 +1,8 @@
 r"""Adversarial attacks: images x̃ close to x that a model misclassifies.
 
 An attack is called with a model, images (B, …) in [0, 1] and their true labels, and returns images of the same shape.
-The model is any callable that maps images to logits. With `loss=head` it may map images to the features of a head of
-`hypersphere.heads`. Modules are attacked in evaluation mode; their modes, gradients and buffers do not change.
+The model is any callable that maps images to logits. If the loss is a head of `hypersphere.heads`, the model maps
+images to features instead. Modules are attacked in evaluation mode; their modes, gradients and buffers do not change.
 To add an attack, write a frozen dataclass that inherits from `Attack`, and list it in ATTACKS.
 """
 
@@ -48,8 +48,7 @@ class Attack(abc.ABC):
             model: maps images to logits, or to features if the loss is a head.
             images: (B, …) in [0, 1].
             labels: (B,), the true classes.
-            loss: the function of outputs and labels that the attack increases. Attacks that use logits directly
-                (`DeepFool`, `Foolbox`) ignore it.
+            loss: the function of outputs and labels that the attack increases. `DeepFool` and `Foolbox` ignore it.
         """
         require(callable(model), "model", "a callable that maps images to logits", model)
         _check_batch(images, labels)
@@ -173,10 +172,10 @@ class DeepFool(Attack):
                 logits = model(x)
                 if candidates is None:
                     are_logits = logits.ndim == 2 and logits.shape[1] >= 2
-                    accepted = "a map of images to logits (B, C) of two or more classes"
+                    accepted = "a function from images to logits (B, C) of two or more classes"
                     require(are_logits, "model", accepted, tuple(logits.shape))
                     # The candidates are chosen once, from the logits of the original images. The true class is the
-                    # first of them, also if its logit is tied with another.
+                    # first of them, even if another logit is equal.
                     true_classes = labels.clamp(0, logits.shape[1] - 1).unsqueeze(1)
                     ordered = logits.detach().scatter(1, true_classes, torch.inf)
                     candidates = ordered.topk(min(self.candidates, logits.shape[1])).indices
@@ -217,7 +216,7 @@ class DeepFool(Attack):
 
 @dataclass(frozen=True)
 class Foolbox(Attack):
-    """An attack of the library foolbox (extra `attack`), on any callable. Modes and gradients do not change.
+    """An attack of the library foolbox (extra `attack`), applied to any callable model.
 
     Args:
         attack: an attack of `foolbox.attacks`, which also defines the loss.
@@ -233,7 +232,7 @@ class Foolbox(Attack):
         """Return attacked images."""
         from foolbox.models.pytorch import PyTorchModel
 
-        # foolbox accepts only modules and warns in training mode. `eval` reaches the wrapper, not the model inside.
+        # foolbox accepts only modules and warns in training mode. Here `eval` affects only the wrapper.
         target = PyTorchModel(_IsolatedModel(model).eval(), bounds=(0, 1), device=images.device)
         _, attacked, _ = self.attack(target, images, labels, epsilons=self.epsilon)
         return attacked.detach()
