@@ -111,7 +111,7 @@ def test_spheres_must_share_their_classes() -> None:
     one = Sphere("a", np.eye(3)[:2], [0, 1], classes=("x", "y"))
     with pytest.raises(ValueError, match="classes must be the same in all spheres"):
         Spheres("title", [one, Sphere("b", np.eye(3)[:2], [0, 1], classes=("x", "z"))])
-    with pytest.raises(ValueError, match=r"labels of spheres\[1\] must be from 0 to 1, the names, not 2"):
+    with pytest.raises(ValueError, match=r"labels of spheres\[1\] must be from 0 to 1, as there are 2 classes, not 2"):
         Spheres("title", [one, Sphere("b", np.eye(3), [0, 1, 2])])
 
 

@@ -29,7 +29,9 @@ def as_array(name: str, values: Array) -> NDArray:
 
 
 def as_numbers(name: str, values: Array, *dimensions: int) -> NDArray:
-    """Return a float64 array with one of these numbers of dimensions; NaN for None, non-finite values or above 1e100.
+    """Return a float64 array in which None, infinities and magnitudes above 1e100 are NaN.
+
+    The number of dimensions must be one of `dimensions`.
 
     >>> as_numbers("values", [1, None, 1e300], 1)
     array([ 1., nan, nan])
@@ -45,7 +47,7 @@ def as_numbers(name: str, values: Array, *dimensions: int) -> NDArray:
 
 
 def mean_and_spread(rows: NDArray) -> tuple[NDArray, NDArray]:
-    """Return mean and sample standard deviation of each column over its finite rows; NaN if there are too few.
+    """Return mean and sample standard deviation of each column over its finite values; NaN if there are too few.
 
     >>> mean_and_spread(np.array([[1.0, 2.0], [3.0, np.nan]]))
     (array([2., 2.]), array([1.41421356,        nan]))

@@ -1,4 +1,4 @@
-"""Parts of HTML documents: files of the folder `assets`, escaped text, data, and frames in notebooks."""
+"""Parts of HTML documents: assets, escaped text, data, and frames in notebooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from string import Template
 from hypersphere._validation import printable
 from hypersphere.report._text import printable_data
 
-COUNTED = ("columns", "rows", "images", "spheres", "sections")  # attributes whose length the repr of an object shows
+COUNTED = ("columns", "rows", "images", "spheres", "sections")  # attributes whose lengths a repr shows
 
 
 @cache
@@ -27,7 +27,7 @@ def fill_template(name: str, **parts: str) -> str:
 
 
 def escape(words: object) -> str:
-    """Return text for HTML: special characters as entities, control characters written out."""
+    """Escape text for HTML, with control characters written as escape sequences."""
     return html.escape(printable(str(words)))
 
 
@@ -41,7 +41,7 @@ def prose(words: str) -> str:
 
 
 def element(tag: str, kind: str, words: str) -> str:
-    """Return an element of a class with escaped text, or nothing if the text is empty.
+    """Return an HTML element of the CSS class `kind` with escaped text, or "" if there is no text.
 
     >>> element("p", "note", "a < b"), element("p", "note", "")
     ("<p class='note'>a &lt; b</p>", '')
@@ -70,7 +70,7 @@ def json_script(data: object) -> str:
 
 
 class Displayable:
-    """A section or page that a notebook displays in a frame, whose styles cannot reach the notebook.
+    """A section or page that a notebook displays in a frame, so that styles do not affect the notebook.
 
     Its repr is short: the title and the number of parts, not the data.
     """
@@ -86,6 +86,6 @@ class Displayable:
         from hypersphere.report.page import Page, page_html
 
         page = self if isinstance(self, Page) else Page("", "", [self])  # type: ignore[list-item]
-        fit = "this.style.height=(this.contentDocument.documentElement.scrollHeight+24)+'px'"
+        fit_height = "this.style.height=(this.contentDocument.documentElement.scrollHeight+24)+'px'"
         style = "width:100%;height:480px;border:0"
-        return f'<iframe style="{style}" onload="{fit}" srcdoc="{html.escape(page_html(page))}"></iframe>'
+        return f'<iframe style="{style}" onload="{fit_height}" srcdoc="{html.escape(page_html(page))}"></iframe>'

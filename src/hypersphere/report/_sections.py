@@ -19,8 +19,9 @@ from hypersphere.report.page import Chart, Section, SideBySide
 from hypersphere.report.spheres import Sphere, Spheres
 from hypersphere.report.tables import Cell, Column, Table
 
-RATES = 300  # points of a ROC curve
-RATE: dict[str, Any] = {"format": ".1%", "limits": (0.0, 1.0)}
+ROC_POINTS = 300
+RATE_AXIS: dict[str, Any] = {"format": ".1%", "limits": (0.0, 1.0)}
+# Title and axis name of the histogram of each learned parameter.
 LEARNED = {"k": ("Learned k", "k"), "radius_factor": ("Learned factor of ρ", "factor of ρ")}
 LANDSCAPES = {
     "loss": ("Loss", Column("loss", None, ".3f")),
@@ -50,32 +51,32 @@ def seed_table(
     caption: str,
     printed: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Table:
-    """Return mean ± s.d. over the seeds of each row; a column shows their number if it differs between rows.
+    """Return a table of mean ± s.d. over seeds, with the number of seeds if it differs between rows.
 
     Args:
         title, caption: title and caption of the table.
-        first: heading of the names of the rows.
-        columns: columns by key.
-        rows: by name, the numbers of each seed by key.
-        printed: by name, the numbers of the source by key, shown in columns next to ours.
+        first: heading of the first column, which has the names of the rows.
+        columns: the other columns, by key of the metric.
+        rows: for each name, one mapping from keys to numbers per seed.
+        printed: for each name, the numbers of the source by key. They get columns next to the measured ones.
     """
     printed = printed or {}
-    sourced = {key for numbers in printed.values() for key in numbers}
+    printed_keys = {key for numbers in printed.values() for key in numbers}
     counts_differ = len({len(seeds) for seeds in rows.values()}) > 1
     heads = [Column(first), *[Column("seeds", None, ".0f")] * counts_differ]
     for key, column in columns.items():
-        heads += [column, *[Column(f"{column.name}, source", None, column.format)] * (key in sourced)]
+        heads += [column, *[Column(f"{column.name}, source", None, column.format)] * (key in printed_keys)]
     body: list[list[Cell]] = []
     for name, seeds in rows.items():
         body.append([name, *[len(seeds)] * counts_differ])
         for key in columns:
             body[-1].append(seed_cell(numbers.get(key) for numbers in seeds))
-            body[-1] += [printed.get(name, {}).get(key)] * (key in sourced)
+            body[-1] += [printed.get(name, {}).get(key)] * (key in printed_keys)
     return Table(title, heads, body, caption)
 
 
 def seed_curves(values: Mapping[str, Sequence[Mapping[float, Any]]]) -> list[Series]:
-    """Return one curve per name from the values of each seed by step or epoch; names without values are omitted."""
+    """Return one curve per name. Each seed maps steps or epochs to values; names without values are omitted."""
     curves = []
     for name, seeds in values.items():
         places = sorted({place for seed in seeds for place in seed})
@@ -91,7 +92,7 @@ def shared_limits(tensors: Iterable[Tensor]) -> tuple[float, float] | None:
 
 
 def settings_table(settings: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
-    """Return the settings that all of these share, one row per setting; `caption` explains them."""
+    """Return a table of the settings that all runs share, one row per setting."""
     first, *others = settings
     shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
     rows = [[key, format_setting(value)] for key, value in shared.items()]
@@ -99,29 +100,29 @@ def settings_table(settings: Sequence[Mapping[str, Any]], caption: str = "") -> 
 
 
 def roc_chart(curves: Mapping[str, Sequence[Roc]], higher_is_better: bool | None = None) -> Chart:
-    """Return the ROC curves of all seeds by name, from the smallest false accept rate that their pairs resolve."""
+    """Return one ROC curve per name, from the smallest false accept rate that the negative pairs resolve."""
     negatives = min(roc.negatives for seeds in curves.values() for roc in seeds)
-    rates = torch.logspace(-math.log10(max(negatives, 10)), 0, RATES, dtype=torch.float64)
+    rates = torch.logspace(-math.log10(max(negatives, 10)), 0, ROC_POINTS, dtype=torch.float64)
     series = []
     for name, seeds in curves.items():
         tars = [roc.tar.cpu()[torch.searchsorted(roc.far.cpu(), rates, right=True) - 1] for roc in seeds]
         series.append(Series(name, torch.stack(tars), x=rates))
-    options = {"x_name": "false accept rate", "y_name": "true accept rate", "log_x": True, **RATE}
+    options = {"x_name": "false accept rate", "y_name": "true accept rate", "log_x": True, **RATE_AXIS}
     return Chart("ROC", charts.lines(series, higher_is_better=higher_is_better, **options))
 
 
 def cmc_chart(
     identified: Mapping[str, Sequence[Identification]], depth: int, higher_is_better: bool | None = None
 ) -> Chart:
-    """Return the identification rates of all seeds by name, up to rank `depth` or the size of the smallest gallery."""
-    depth = min(depth, *(one.entries for seeds in identified.values() for one in seeds))
-    series = [Series(name, torch.stack([one.cmc(depth) for one in seeds])) for name, seeds in identified.items()]
-    options = {"x_name": "rank", "y_name": "identification rate", **RATE}
+    """Return one curve of identification rates per name, up to rank `depth` or the size of the smallest gallery."""
+    depth = min(depth, *(result.entries for seeds in identified.values() for result in seeds))
+    series = [Series(name, torch.stack([result.cmc(depth) for result in seeds])) for name, seeds in identified.items()]
+    options = {"x_name": "rank", "y_name": "identification rate", **RATE_AXIS}
     return Chart("CMC", charts.lines(series, higher_is_better=higher_is_better, **options))
 
 
 def lay_out(by_title: Mapping[str, Mapping[str, Any]], caption: str = "") -> list[Section]:
-    """Return charts given by title and by the name of a run: one row per title, or a single row if there is one run."""
+    """Arrange charts, given by title and name of the run: one row per title, or a single row if there is one run."""
     if all(len(by_name) == 1 for by_name in by_title.values()):
         return [SideBySide("", [Chart(title, *by_name.values()) for title, by_name in by_title.items()], caption)]
     return [
@@ -131,18 +132,21 @@ def lay_out(by_title: Mapping[str, Mapping[str, Any]], caption: str = "") -> lis
 
 
 def feature_sections(spheres: Sequence[Sphere]) -> list[Section]:
-    """Return features on turnable spheres, with one legend per set of classes, and 2-d features with their norms."""
+    """Return features on rotatable spheres, one section per set of classes, and scatter plots of 2-d features."""
     by_classes: dict[tuple[str, ...], list[Sphere]] = {}
     for sphere in spheres:
         by_classes.setdefault(tuple(sphere.classes), []).append(sphere)
     flat = [sphere for sphere in spheres if as_array("points", sphere.points).shape[1] == 2]
     title = f"Features on the unit {'circle' if len(flat) == len(spheres) else 'sphere'}"
     caption = "Directions of the features, one colour per class; the spikes are the class vectors."
-    sections: list[Section] = [Spheres(title, alike, caption) for alike in by_classes.values()]
+    sections: list[Section] = [Spheres(title, group, caption) for group in by_classes.values()]
     if flat:
         scatters = [
-            Chart(one.title, charts.scatter(one.points, one.labels, vectors=one.vectors, classes=one.classes))
-            for one in flat
+            Chart(
+                sphere.title,
+                charts.scatter(sphere.points, sphere.labels, vectors=sphere.vectors, classes=sphere.classes),
+            )
+            for sphere in flat
         ]
         caption = "The features themselves, with their norms; lines are the directions of the class vectors."
         sections.append(SideBySide("Features with norms", scatters, caption))
@@ -152,35 +156,36 @@ def feature_sections(spheres: Sequence[Sphere]) -> list[Section]:
 def learned_charts(seeds: Mapping[str, Sequence[tuple[Mapping[str, Tensor], Mapping[str, Any]]]]) -> list[Chart]:
     """Return histograms of learned k and factors of ρ by name, pooled over seeds.
 
-    Each seed has its parameters and their initial values by key; a line marks an initial value that all share.
+    Each seed has two mappings by key: its parameters and their initial values. A line marks the initial value if all
+    seeds share it.
     """
-    made = []
+    histograms = []
     for key, (title, x_name) in LEARNED.items():
-        having = {name: [seed for seed in each if key in seed[0]] for name, each in seeds.items()}
-        values = {name: torch.cat([tensors[key] for tensors, _ in each]) for name, each in having.items() if each}
-        starts = {initial.get(key) for each in having.values() for _, initial in each}
+        with_key = {name: [seed for seed in runs if key in seed[0]] for name, runs in seeds.items()}
+        values = {name: torch.cat([tensors[key] for tensors, _ in runs]) for name, runs in with_key.items() if runs}
+        starts = {initial.get(key) for runs in with_key.values() for _, initial in runs}
         start = starts.pop() if len(starts) == 1 else None
         marks = {} if start is None else {"start": start}
         if values:
-            made.append(Chart(title, charts.histogram(values, x_name=x_name, marks=marks)))
-    return made
+            histograms.append(Chart(title, charts.histogram(values, x_name=x_name, marks=marks)))
+    return histograms
 
 
 def landscape_charts(
     grids: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Tensor]
 ) -> dict[str, dict[str, Any]]:
-    """Return landscapes by title and name; those of one title share a colour scale.
+    """Return landscape charts by title and name; those of one title share a colour scale.
 
     Args:
-        grids: grids (P, P) by "loss" or "error" and by name; entry [i, j] is at the i-th place of the first direction.
+        grids: (P, P) values by "loss" or "error" and by name; i of entry [i, j] counts along the first direction.
         places: coordinates (P,) by name, the same for both directions.
     """
-    made: dict[str, dict[str, Any]] = {}
+    by_title: dict[str, dict[str, Any]] = {}
     for key, (title, column) in LANDSCAPES.items():
         limits = shared_limits(grids[key].values())
         for name, grid in grids[key].items():
             ends = float(places[name][0]), float(places[name][-1])
-            made.setdefault(title, {})[name] = charts.landscape(
+            by_title.setdefault(title, {})[name] = charts.landscape(
                 grid.T,  # the first direction is the horizontal axis
                 x=ends,
                 y=ends,
@@ -190,4 +195,4 @@ def landscape_charts(
                 limits=limits,
                 marks={"trained": (0.0, 0.0)},
             )
-    return made
+    return by_title

@@ -1,4 +1,4 @@
-"""Text of tables and pages: control characters made visible, and settings, facts and ranges in words."""
+"""Format settings, facts, ranges and names as text for tables and pages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def printable_data(data: Any) -> Any:
 
 
 def pluralize(count: int, noun: str) -> str:
-    """Return a number and its noun, with a plural s.
+    """Return a number and its noun, in the plural if the number is not 1.
 
     >>> pluralize(1, "value"), pluralize(2000, "value")
     ('1 value', '2,000 values')
@@ -49,7 +49,7 @@ def format_range(values: Iterable[float], form: str = ",") -> str:
 
 
 def short_names(names: Sequence[str], most: int) -> list[str]:
-    """Return names of at most `most` letters: without the words that all begin with, and cut in the middle.
+    """Shorten names to at most `most` characters: remove the words that all begin with, then cut in the middle.
 
     >>> short_names(["Alphabet_of_the_Magi/character01", "Alphabet_of_the_Magi/character17"], 12)
     ['character01', 'character17']
@@ -65,9 +65,9 @@ def short_names(names: Sequence[str], most: int) -> list[str]:
 
 
 def common_prefix(names: Sequence[str]) -> str:
-    """Return the letters that all names begin with."""
-    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    return "".join(letters[0] for letters in alike)
+    """Return the longest prefix that all names share."""
+    shared = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return "".join(letters[0] for letters in shared)
 
 
 def format_setting(value: Any) -> str:
@@ -86,7 +86,7 @@ def format_setting(value: Any) -> str:
 
 
 def joined_facts(each: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Merge several sets of facts: each key gets its distinct values, in order of appearance.
+    """Merge mappings: each key gets its distinct values, in order of appearance.
 
     >>> joined_facts([{"torch": "2.9", "threads": 1}, {"torch": "2.10", "threads": 1}])
     {'torch': '2.9, 2.10', 'threads': '1'}
@@ -99,7 +99,7 @@ def joined_facts(each: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def join_words(names: Sequence[str]) -> str:
-    """Return names in a sentence.
+    """Join names with commas and "and".
 
     >>> join_words(["a", "b", "c"]), join_words(["a"])
     ('a, b and c', 'a')

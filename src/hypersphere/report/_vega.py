@@ -1,4 +1,4 @@
-"""Altair charts from layers, with the numbers and notes that a page shows around them, and figures as SVG."""
+"""Build Altair charts from layers, with the text that a page shows around them, and render figures as SVG."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypersphere.report._text import printable_data
 from hypersphere.report.tables import Table
 
 MOST_DESCRIBED = 8  # names in the alternative text
-SOFT = "#59616e"  # text and rules of this colour take that of the page (chart.css)
+SOFT = "#59616e"  # chart.css replaces this colour of text and rules by that of the page
 QUIET = {"labelColor": SOFT, "titleColor": SOFT, "titleFontWeight": "normal", "labelFontSize": 12}
 AXIS = {"domain": False, "ticks": False, "gridColor": "#e1e5ea", "labelPadding": 8, "labelOverlap": "greedy"}
 THEME: dict[str, Any] = {
@@ -32,13 +32,13 @@ def altair() -> Any:
 
 
 def inline(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return rows as data of a chart, with numbers rounded to the precision of a picture."""
+    """Return rows as the data of a chart, with numbers rounded to 5 digits to keep the page small."""
     rounded = [{k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()} for row in rows]
     return altair().InlineData(values=rounded)
 
 
 def series_color(colors: Mapping[str, str]) -> Any:
-    """Return the encoding of the field "series" by colours; several names have a legend."""
+    """Return the colour encoding of the field "series", with a legend if there are several names."""
     scale = {"domain": list(colors), "range": list(colors.values())}
     legend = {} if len(colors) > 1 else {"legend": None}
     return altair().Color("series:N", title=None, sort=None, scale=scale, **legend)
@@ -59,26 +59,26 @@ def make_chart(
 ) -> Any:
     """Return an Altair chart of layers that share the rows.
 
-    The alternative text is the `description` of the chart; what a page shows around it is its `usermeta`.
+    The `description` of the chart is its alternative text. Its `usermeta` holds what a page shows around it.
 
     Args:
         rows: the data.
         layers: Altair charts without data, or with additional data.
-        about: sentences that begin the alternative text; names with details follow.
+        about: first sentences of the alternative text; names with details follow.
         numbers: table below the chart.
         title: name of the values, above the chart.
         colors: colours of the names in the legend.
         details: for each name, a value next to it in the legend.
         notes: sentences below the chart; empty ones are omitted.
         height: height in pixels.
-        readout: how chart.js reads values and fits the chart to its column.
+        readout: options of chart.js, which shows values under the pointer and fits the chart to its column.
     """
-    named = dict(zip(colors or {}, details, strict=False))
-    described = [f"{name}: {detail}." for name, detail in named.items() if detail]
+    details_by_name = dict(zip(colors or {}, details, strict=False))
+    described = [f"{name}: {detail}." for name, detail in details_by_name.items() if detail]
     omitted = [f"And {len(described) - MOST_DESCRIBED} more."] * (len(described) > MOST_DESCRIBED)
-    around = {
+    usermeta = {
         "colors": dict(colors or {}),
-        "details": named,
+        "details": details_by_name,
         "notes": [note for note in notes if note],
         "numbers": [[column.name for column in numbers.columns], *numbers.shown()] if numbers else [],
         **readout,
@@ -90,7 +90,7 @@ def make_chart(
         width=560,
         height=height,
         description=" ".join([about, *described[:MOST_DESCRIBED], *omitted]),
-        usermeta=around,
+        usermeta=usermeta,
     )
 
 
@@ -119,13 +119,13 @@ def figure_svg(title: str, rows: Sequence[Sequence[tuple[str, Any]]]) -> str:
         panels = []
         for name, chart in row:
             spec = chart_spec(chart)
-            around, width = spec.pop("usermeta"), 860 // len(row) - 70
+            usermeta, width = spec.pop("usermeta"), 860 // len(row) - 70
             described.append(f"{name}: {spec.pop('description')}")
             heading = {"text": name, "fontSize": 14, "fontWeight": 600, "color": "#16191f"}
             size = {"width": width, "height": 240}
-            if "square" in around:
-                size, symbols = {"width": min(width, 420), "height": min(width, 420) * around["square"]}, {}
-            panels.append(spec | size | {"title": heading | {"subtitle": around["notes"][:1]}})
+            if "square" in usermeta:
+                size, symbols = {"width": min(width, 420), "height": min(width, 420) * usermeta["square"]}, {}
+            panels.append(spec | size | {"title": heading | {"subtitle": usermeta["notes"][:1]}})
             panels[-1].pop("config", None)
         stacked.append({"hconcat": panels, "spacing": 34, "resolve": {"scale": {"color": "shared"}}})
     legend = {**THEME["legend"], "orient": "bottom", "columns": 6, **symbols}

@@ -1,7 +1,7 @@
 """Charts: functions that take plain data and return an Altair chart.
 
-Each chart carries its alternative text as `description`. Its `usermeta` holds what a page shows around the picture: the
-legend, the table of numbers, notes, and how values are read with the pointer or the keys.
+The `description` of a chart is its alternative text. Its `usermeta` holds what a page shows around the picture: the
+legend, the table of numbers, notes, and options for reading values with the pointer or the keys.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from hypersphere.report.tables import ARROWS, Cell, Column, Table
 __all__ = ["Series", "bars", "figure_svg", "heat_map", "histogram", "landscape", "lines", "scatter"]
 
 MOST_POINTS = 400  # points drawn per curve
-MOST_BANDED = 6  # curves whose bands can be distinguished
+MOST_BANDED = 6  # with more curves, bands could not be distinguished
 MOST_DOTTED = 16  # curves of at most this number of points show each point as a dot
 MOST_LISTED = 240  # cells in the table of numbers
 MOST_SCATTERED = 1500  # points of a scatter plot
 MOST_SIDE = 64  # cells per side; of larger matrices, evenly spaced rows and columns are drawn
-MOST_WRITTEN = 12  # columns of a map whose cells show their numbers
+MOST_WRITTEN = 12  # columns of a heat map whose cells show their numbers
 LONGEST_NAME = 18  # letters of a row or column name in a picture
 PIXELS = 400  # per side of a landscape
-LEVELS = 9  # a landscape has a contour line between two of these equal parts of its range
+LEVELS = 9  # equal parts of the range of a landscape, separated by contour lines
 DARK, LIGHT = "#0b1220", "#ffffff"  # text and lines on light and on dark colours
 
 
@@ -89,7 +89,7 @@ class Series:
         return mean_and_spread(self.rows)[1]
 
     def cells(self) -> list[Cell]:
-        """Return a table cell per position: the mean, with its standard deviation if there is one."""
+        """Return one table cell per position: the mean, with its standard deviation if it is known."""
         pairs = zip(self.mean.tolist(), self.deviation.tolist(), strict=True)
         return [mean if math.isnan(deviation) else (mean, deviation) for mean, deviation in pairs]
 
@@ -106,13 +106,13 @@ def lines(
     higher_is_better: bool | None = None,
     ordered: bool = False,
 ) -> Any:
-    """Return curves over one axis; bands show one standard deviation over seeds if there are few curves.
+    """Return a line chart. Bands show one standard deviation over seeds if there are few curves.
 
     Args:
         series: the curves, in the order of the legend.
         x_name, y_name: names of the axes.
         format: format of the values, as in a `Column`; with ".1%" the axis is in per cent too.
-        log_x, log_y: make the axis logarithmic; values <= 0 are omitted. Both give a DET curve of error rates.
+        log_x, log_y: make the axis logarithmic; values <= 0 are omitted. Use both for a DET curve.
         limits: the range of possible values, for example (0, 1) for a rate; bands end there.
         higher_is_better: adds an arrow to the name of the values.
         ordered: use a sequential colour scale, for series with an order such as the layers of a network.
@@ -127,15 +127,15 @@ def lines(
     is_banded = len(series) <= MOST_BANDED
     points: list[dict[str, Any]] = []
     last_values = []
-    for one in series:
-        x, mean, cells = one.places, one.mean, one.cells()
+    for curve in series:
+        x, mean, cells = curve.places, curve.mean, curve.cells()
         on_axis = (x > 0) | (not log_x)
         y = np.where(on_axis & ((mean > 0) | (not log_y)), mean, np.nan)
-        low, high = (np.clip(y + sign * one.deviation, *(limits or (None, None))) for sign in (-1, 1))
-        low = np.where((low > 0) | (not log_y), low, y)  # a band cannot reach below the end of a log axis
+        low, high = (np.clip(y + sign * curve.deviation, *(limits or (None, None))) for sign in (-1, 1))
+        low = np.where((low > 0) | (not log_y), low, y)  # a band cannot reach 0 on a log axis
         for k in _thinned(np.flatnonzero(on_axis), y):
-            row = {"x": float(x[k]), "series": one.name, "y": None if np.isnan(y[k]) else float(y[k])}
-            row |= {"text": column.show(cells[k]), "dashed": one.dashed}
+            row = {"x": float(x[k]), "series": curve.name, "y": None if np.isnan(y[k]) else float(y[k])}
+            row |= {"text": column.show(cells[k]), "dashed": curve.dashed}
             if is_banded and np.isfinite(high[k]):  # no deviation is known from one seed
                 row |= {"low": float(low[k]), "high": float(high[k])}
             points.append(row)
@@ -152,7 +152,7 @@ def lines(
     y_axis = {"format": "~%", "tickCount": 6} if format.endswith("%") else {"tickCount": 6}
     y_scale = {"type": "log"} if log_y else {"zero": False}
     palette = ordered_colors if ordered else class_colors
-    colors = dict(zip((one.name for one in series), palette(len(series)), strict=True))
+    colors = dict(zip((curve.name for curve in series), palette(len(series)), strict=True))
     base = alt.Chart().encode(
         x=alt.X("x:Q", title=x_name, axis=x_axis, scale=x_scale),
         y=alt.Y("y:Q", title=None, axis=y_axis, scale=y_scale),
@@ -163,15 +163,15 @@ def lines(
     layers = [base.mark_line(strokeWidth=2.25, point=dots).encode(strokeDash=dash)]
     if any("low" in row for row in points):
         layers.insert(0, base.mark_area(opacity=0.16).encode(y=alt.Y("low:Q", title=None), y2="high"))
-    reach = f" from {places[0]:.4g} to {places[-1]:.4g}." if len(places) else ": no value is finite."
+    extent = f" from {places[0]:.4g} to {places[-1]:.4g}." if len(places) else ": no value is finite."
     return make_chart(
         points,
         layers,
-        about=f"{pluralize(len(series), 'curve')} of {y_name or 'values'} over {x_name}{reach}",
+        about=f"{pluralize(len(series), 'curve')} of {y_name or 'values'} over {x_name}{extent}",
         numbers=_values_table(series, x_name, format),
         title=y_name + ("" if higher_is_better is None else f" {ARROWS[higher_is_better]}"),
         colors=colors,
-        # The last value says what training reached; a ROC or DET curve ends at the same place for all.
+        # Show the final value of training. ROC and DET curves, which have log axes, all end at the same point.
         details=() if log_x else last_values,
         notes=_line_notes(series, is_banded, log_y),
         kind="points",
@@ -188,12 +188,12 @@ def histogram(
     format: str = ".3g",
     marks: Mapping[str, float] | None = None,
 ) -> Any:
-    """Return distributions with shared bins, each as a share of its total.
+    """Return histograms with shared bins; the height of a bin is its share of the values.
 
     Args:
         samples: values by name; with `counts`, numbers of values in the bins between `edges`.
         edges: ascending edges (bins + 1,); by default equal bins chosen from the values.
-        counts: whether `samples` are counts.
+        counts: True if `samples` are counts per bin.
         x_name: name of the axis of values.
         format: format of the values, as in a `Column`.
         marks: names and positions of dashed lines, for example a threshold or an initial value.
@@ -218,11 +218,12 @@ def histogram(
             accepted = f"one count >= 0 for each of the {len(middles)} bins"
             require(len(values) == len(middles) and bool((values >= 0).all()), f"samples[{name!r}]", accepted, values)
         heights = values if counts else np.histogram(values, bins)[0].astype(np.float64)
-        at, weights = (middles, values) if counts else (values, np.ones(len(values)))
+        positions, weights = (middles, values) if counts else (values, np.ones(len(values)))
         total, moments = float(weights.sum()), [None] * 4
         if total:
-            mean, inside = np.average(at, weights=weights), at[weights > 0]
-            moments = [mean, np.sqrt(np.average((at - mean) ** 2, weights=weights)), inside.min(), inside.max()]
+            mean, occupied = np.average(positions, weights=weights), positions[weights > 0]
+            deviation = np.sqrt(np.average((positions - mean) ** 2, weights=weights))
+            moments = [mean, deviation, occupied.min(), occupied.max()]
         outside += 0 if counts else len(values) - int(heights.sum())
         summary.append([name, total, *moments])
         for left, middle, share in zip(
@@ -282,16 +283,16 @@ def bars(
         'Bars of energy for conv1, conv2.'
     """
     require(len(labels) > 0 and len(series) > 0, "labels", "at least one name, with a Series", list(labels))
-    alt, columns = altair(), [Column(""), *(Column(one.name, None, format) for one in series)]
-    colors = dict(zip((one.name for one in series), class_colors(len(series)), strict=True))
+    alt, columns = altair(), [Column(""), *(Column(curve.name, None, format) for curve in series)]
+    colors = dict(zip((curve.name for curve in series), class_colors(len(series)), strict=True))
     points = []
-    for one, column in zip(series, columns[1:], strict=True):
+    for curve, column in zip(series, columns[1:], strict=True):
         accepted = f"one value for each of the {len(labels)} labels"
-        require(one.rows.shape[1] == len(labels), f"values of {one.name!r}", accepted, one.rows.shape[1])
-        spreads = np.nan_to_num(one.deviation).tolist()
-        for label, cell, value, spread in zip(labels, one.cells(), one.mean.tolist(), spreads, strict=True):
+        require(curve.rows.shape[1] == len(labels), f"values of {curve.name!r}", accepted, curve.rows.shape[1])
+        spreads = np.nan_to_num(curve.deviation).tolist()
+        for label, cell, value, spread in zip(labels, curve.cells(), curve.mean.tolist(), spreads, strict=True):
             if math.isfinite(value):
-                row = {"label": label, "series": one.name, "y": value, "start": start, "text": column.show(cell)}
+                row = {"label": label, "series": curve.name, "y": value, "start": start, "text": column.show(cell)}
                 points.append(row | {"low": value - spread, "high": value + spread, "end": max(value + spread, start)})
     low, high = min([start, *(row["low"] for row in points)]), max([start, *(row["high"] for row in points)])
     room = 0.2 * ((high - low) or 1.0)  # for the numbers at the ends of the bars
@@ -309,7 +310,7 @@ def bars(
             text.encode(x="end:Q", text="text:N"),
         ],
         about=f"Bars of {value_name or 'values'} for {', '.join(labels)}.",
-        numbers=Table("", columns, [[*row] for row in zip(labels, *(one.cells() for one in series), strict=True)]),
+        numbers=Table("", columns, [[*row] for row in zip(labels, *(curve.cells() for curve in series), strict=True)]),
         colors=colors,
         height=len(labels) * (8 + 17 * len(series)) + 40,
     )
@@ -324,23 +325,23 @@ def scatter(points: Array, labels: Array, *, vectors: Array | None = None, class
         >>> scatter([[3.0, 4.0], [0.0, 2.0]], [0, 1]).description[:71]
         'Scatter plot of 2 features of 2 classes. Norms from 2 to 5, median 3.5.'
     """
-    x, numbers = as_numbers("points", points, 2), as_array("labels", labels)
+    x, class_of = as_numbers("points", points, 2), as_array("labels", labels)
     require(x.shape[1] == 2, "points", "an array of shape (N, 2)", x.shape)
-    require(len(numbers) == len(x) > 0, "labels", f"one value for each of the {len(x)} points", len(numbers))
+    require(len(class_of) == len(x) > 0, "labels", f"one value for each of the {len(x)} points", len(class_of))
     alt, show, norms = altair(), Column("norm", None, ".3g").show, np.hypot(*x.T)
-    names = {k: str(classes[k]) if len(classes) else str(k) for k in np.unique(numbers).tolist()}
+    names = {k: str(classes[k]) if len(classes) else str(k) for k in np.unique(class_of).tolist()}
     chosen = np.random.default_rng(0).permutation(np.flatnonzero(np.isfinite(norms)))[:MOST_SCATTERED]
-    rows = [{"x": float(x[i, 0]), "y": float(x[i, 1]), "series": names[int(numbers[i])]} for i in np.sort(chosen)]
+    rows = [{"x": float(x[i, 0]), "y": float(x[i, 1]), "series": names[int(class_of[i])]} for i in np.sort(chosen)]
     median, reach = float(np.nanmedian(norms)), 1.05 * float(np.abs(x[chosen]).max(initial=0.0)) or 1.0
-    turns = np.linspace(0, 2 * math.pi, 73).tolist()
-    circle = [{"x": median * math.cos(turn), "y": median * math.sin(turn), "order": turn} for turn in turns]
+    angles = np.linspace(0, 2 * math.pi, 73).tolist()
+    circle = [{"x": median * math.cos(angle), "y": median * math.sin(angle), "order": angle} for angle in angles]
     options = {"title": None, "axis": {"tickCount": 6}, "scale": {"domain": [-reach, reach], "nice": False}}
     colors = dict(zip(names.values(), class_colors(len(names)), strict=True))
-    places, color = {"x": alt.X("x:Q", **options), "y": alt.Y("y:Q", **options)}, series_color(colors)
+    position, color = {"x": alt.X("x:Q", **options), "y": alt.Y("y:Q", **options)}, series_color(colors)
     ring = alt.Chart(inline(circle)).mark_line(stroke="#98a1ad", strokeDash=[4, 4], strokeWidth=1.2)
     layers = [
-        ring.encode(**places, order="order:Q"),
-        alt.Chart().mark_circle(size=22, opacity=0.7).encode(**places, color=color),
+        ring.encode(**position, order="order:Q"),
+        alt.Chart().mark_circle(size=22, opacity=0.7).encode(**position, color=color),
     ]
     if vectors is not None:
         w = as_numbers("vectors", vectors, 2)
@@ -351,12 +352,12 @@ def scatter(points: Array, labels: Array, *, vectors: Array | None = None, class
             if k < len(w)
         ]
         rules = alt.Chart(inline(spokes)).mark_rule(strokeWidth=2)
-        layers.append(rules.encode(**places, x2="origin", y2="origin", color=color))
+        layers.append(rules.encode(**position, x2="origin", y2="origin", color=color))
     summary: list[list[Any]] = []
     for k, name in names.items():
-        class_norms = norms[(numbers == k) & np.isfinite(norms)]
-        ends = (class_norms.mean(), class_norms.min(), class_norms.max()) if len(class_norms) else (None, None, None)
-        summary.append([name, len(class_norms), *ends])
+        class_norms = norms[(class_of == k) & np.isfinite(norms)]
+        statistics = [class_norms.mean(), class_norms.min(), class_norms.max()] if len(class_norms) else [None] * 3
+        summary.append([name, len(class_norms), *statistics])
     heads = [Column(f"{word} norm", None, ".3g") for word in ("mean", "smallest", "largest")]
     drawn = f" {len(chosen):,} of {len(x):,} are drawn." if len(chosen) < len(x) else ""
     least, most = (show(float(end)) for end in (np.nanmin(norms), np.nanmax(norms)))
@@ -384,7 +385,9 @@ def heat_map(
     format: str = ".3g",
     limits: tuple[float, float] | None = None,
 ) -> Any:
-    """Return a matrix as coloured cells, with their numbers if there are few; NaN is left blank.
+    """Return a matrix as coloured cells, with their numbers if there are few columns; NaN is left blank.
+
+    Rows and columns without names are numbered. A square matrix uses the names of its rows for its columns too.
 
     Example:
         >>> heat_map([[1.0, 2.0]], ["a"], ["b", "c"], value_name="angle").description
@@ -392,8 +395,8 @@ def heat_map(
     """
     alt, matrix, column = altair(), as_numbers("values", values, 2), Column(value_name, None, format)
     require(min(matrix.shape) > 0, "values", "a matrix with at least one row and one column", matrix.shape)
-    for name, given, count in zip(("rows", "columns"), (rows, columns), matrix.shape, strict=True):
-        require(len(given) in (0, count), name, f"empty, or {count} names", len(given))
+    for name, names, count in zip(("rows", "columns"), (rows, columns), matrix.shape, strict=True):
+        require(len(names) in (0, count), name, f"empty or {count} names", len(names))
     height, width = matrix.shape
     rows = [str(name) for name in rows or range(height)]
     columns = [str(name) for name in columns or (rows if height == width else range(width))]
@@ -402,17 +405,19 @@ def heat_map(
     row_names, column_names = (
         _distinct([names[i] for i in indices]) for names, indices in zip((rows, columns), drawn, strict=True)
     )
-    low, high = limits or _ends(grid)
+    low, high = limits or _finite_range(grid)
     cells = [
         {"row": row, "column": name, "y": value, "text": column.show(value)}
         for row, line in zip(row_names, grid.tolist(), strict=True)
         for name, value in zip(column_names, line, strict=True)
         if math.isfinite(value)
     ]
-    gap = {"paddingInner": 0.02 if max(grid.shape) <= 40 else 0, "paddingOuter": 0}
+    padding = {"paddingInner": 0.02 if max(grid.shape) <= 40 else 0, "paddingOuter": 0}
     base = alt.Chart().encode(
-        x=alt.X("column:O", title=column_name or None, axis=_axis(column_names), scale={"domain": column_names, **gap}),
-        y=alt.Y("row:O", title=row_name or None, axis=_axis(), scale={"domain": row_names, **gap}),
+        x=alt.X(
+            "column:O", title=column_name or None, axis=_axis(column_names), scale={"domain": column_names, **padding}
+        ),
+        y=alt.Y("row:O", title=row_name or None, axis=_axis(), scale={"domain": row_names, **padding}),
     )
     layers = [base.mark_rect().encode(color=_color("y", value_name, low, high))]
     if grid.shape[1] <= MOST_WRITTEN:
@@ -459,7 +464,7 @@ def landscape(
     limits: tuple[float, float] | None = None,
     marks: Mapping[str, tuple[float, float]] | None = None,
 ) -> Any:
-    """Return values on a regular grid over two directions as colours with contour lines.
+    """Return values on a regular grid over two directions as colours, with contour lines.
 
     Args:
         values: matrix (R, C); the first row is at the low end of y, at the bottom.
@@ -475,7 +480,7 @@ def landscape(
     for name, ends in (("x", x), ("y", y), ("limits", limits or (1.0, 2.0))):
         require(len(ends) == 2 and ends[0] < ends[1], name, "two finite numbers, low and high", ends)
     matrix = np.where((matrix > 0) | (not log), matrix, np.nan)
-    low, high = limits or _ends(matrix)
+    low, high = limits or _finite_range(matrix)
     across, upwards = (
         np.linspace(*ends, count).tolist() for ends, count in zip((x, y), matrix.shape[::-1], strict=True)
     )
@@ -520,7 +525,7 @@ def landscape(
 
 
 def bin_edges(*samples: NDArray) -> NDArray:
-    """Return the edges of 8 to 100 equal bins that include all values, as fine as the narrowest sample needs.
+    """Return the edges of 8 to 100 equal bins that include all values, with a width that suits the narrowest sample.
 
     >>> bin_edges(np.array([0.0, 8.0]))
     array([0., 1., 2., 3., 4., 5., 6., 7., 8.])
@@ -530,16 +535,20 @@ def bin_edges(*samples: NDArray) -> NDArray:
     if high - low <= 100 * math.ulp(max(abs(low), abs(high))):
         half = abs(low) / 20 or 0.5
         return np.array([low - half, low + half])
-    # The Freedman–Diaconis rule for the width of a bin.
-    widths = [2 * np.subtract(*np.quantile(one, [0.75, 0.25])) / len(one) ** (1 / 3) for one in samples if len(one)]
+    # Freedman–Diaconis rule: bins have the width 2·IQR/n^⅓.
+    widths = [
+        2 * np.subtract(*np.quantile(sample, [0.75, 0.25])) / len(sample) ** (1 / 3)
+        for sample in samples
+        if len(sample)
+    ]
     narrowest = min((width for width in widths if width > 0), default=high - low)
     return np.linspace(low, high, 1 + round(min(max((high - low) / narrowest, 8), 100)))
 
 
 def _thinned(indices: NDArray, y: NDArray) -> NDArray:
-    """Return at most `MOST_POINTS` of the indices that keep the shape of the curve of y.
+    """Return at most `MOST_POINTS` of the indices, chosen so that the curve of y keeps its shape.
 
-    Each of many short stretches keeps its smallest and its largest value, and one gap if it has any.
+    Each of many short segments keeps its smallest and its largest value, and one gap if it has any.
     """
     if len(indices) <= MOST_POINTS:
         return indices
@@ -553,32 +562,32 @@ def _thinned(indices: NDArray, y: NDArray) -> NDArray:
 
 
 def _line_notes(series: Sequence[Series], is_banded: bool, log_y: bool) -> list[str]:
-    seeds = sorted({len(one.rows) for one in series if len(one.rows) > 1})
-    over = f"over {'–'.join(map(str, seeds))} seeds." if seeds else ""
-    gaps = sum(int((~np.isfinite(one.rows)).sum()) for one in series)
-    lost = sum(int((one.mean <= 0).sum()) for one in series) if log_y else 0
-    longest = max(one.rows.shape[1] for one in series)
+    seeds = sorted({len(curve.rows) for curve in series if len(curve.rows) > 1})
+    over_seeds = f"over {'–'.join(map(str, seeds))} seeds." if seeds else ""
+    gaps = sum(int((~np.isfinite(curve.rows)).sum()) for curve in series)
+    nonpositive = sum(int((curve.mean <= 0).sum()) for curve in series) if log_y else 0
+    longest = max(curve.rows.shape[1] for curve in series)
     return [
-        over and (f"Bands: mean ± one standard deviation {over}" if is_banded else f"Means {over}"),
+        over_seeds and (f"Bands: mean ± one standard deviation {over_seeds}" if is_banded else f"Means {over_seeds}"),
         f"{pluralize(gaps, 'value')} not finite, omitted." * bool(gaps),
-        f"{pluralize(lost, 'point')} at 0 or below omitted from the log axis." * bool(lost),
+        f"{pluralize(nonpositive, 'point')} at 0 or below omitted from the log axis." * bool(nonpositive),
         f"Drawn with at most {MOST_POINTS} of {longest:,} points per curve, extremes included."
         * (longest > MOST_POINTS),
     ]
 
 
 def _values_table(series: Sequence[Series], x_name: str, format: str) -> Table:
-    """Return all values, or those at evenly spaced positions if they are many."""
-    places = np.unique(np.concatenate([one.places for one in series])).tolist()
+    """Return a table of all values, or of those at evenly spaced positions if there are many."""
+    places = np.unique(np.concatenate([curve.places for curve in series])).tolist()
     if len(places) * len(series) > MOST_LISTED:
         places = places[:: math.ceil(len(places) * len(series) / MOST_LISTED)]
-    at = [dict(zip(one.places.tolist(), one.cells(), strict=True)) for one in series]
-    columns = [Column(x_name), *(Column(one.name, None, format) for one in series)]
-    return Table("", columns, [[f"{place:.6g}", *(cells.get(place) for cells in at)] for place in places])
+    cells_by_place = [dict(zip(curve.places.tolist(), curve.cells(), strict=True)) for curve in series]
+    columns = [Column(x_name), *(Column(curve.name, None, format) for curve in series)]
+    return Table("", columns, [[f"{place:.6g}", *(cells.get(place) for cells in cells_by_place)] for place in places])
 
 
 def _surface_png(matrix: NDArray, low: float, high: float, log: bool) -> str:
-    """Return an image of interpolated values as colours, with a line where they cross a level; gaps are transparent."""
+    """Return a PNG of interpolated values as colours, with contour lines and transparent gaps, as a data URI."""
     if log:
         matrix, low, high = np.log10(matrix), math.log10(low), math.log10(high)
     surface = _interpolated(_interpolated(matrix).T).T[::-1]  # the first row of an image is at the top
@@ -596,15 +605,15 @@ def _surface_png(matrix: NDArray, low: float, high: float, log: bool) -> str:
 
 
 def _interpolated(values: NDArray) -> NDArray:
-    """Return `PIXELS` rows by linear interpolation."""
-    at = np.linspace(0, len(values) - 1, PIXELS)
-    below = np.minimum(at.astype(int), len(values) - 2)
-    share = (at - below)[:, None]
+    """Interpolate linearly between rows, to `PIXELS` rows."""
+    positions = np.linspace(0, len(values) - 1, PIXELS)
+    below = np.minimum(positions.astype(int), len(values) - 2)
+    share = (positions - below)[:, None]
     return (1 - share) * values[below] + share * values[below + 1]
 
 
 def _color(field: str, title: str, low: float, high: float, log: bool = False) -> Any:
-    """Return the encoding of numbers as colours, with a colour bar above the map."""
+    """Return the colour encoding of a numeric field, with a colour bar above the chart."""
     domain = [low, high] if low < high else [low - 0.5, low + 0.5]
     scale = {"type": "log" if log else "linear", "domain": domain, "range": list(SCALE), "clamp": True, "nice": False}
     bar = {"orient": "top", "direction": "horizontal", "gradientLength": 180, "gradientThickness": 10, "tickCount": 5}
@@ -612,26 +621,27 @@ def _color(field: str, title: str, low: float, high: float, log: bool = False) -
 
 
 def _axis(names: Sequence[str] = ()) -> dict[str, Any]:
-    """Return an axis whose labels are turned if they are long."""
+    """Return axis options, with vertical labels if they would overlap."""
     longest = max(map(len, names), default=0)
     is_crowded = longest * len(names) > 60 and longest > 2
     return {"labelAngle": -90 if is_crowded else 0, "labelOverlap": True, "labelLimit": 140}
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Return short names; spaces at the end, which are invisible, make equal names distinct."""
+    """Shorten names, and append spaces, which are invisible, to make equal names distinct."""
     short = short_names(names, LONGEST_NAME)
     return [name + " " * short[:index].count(name) for index, name in enumerate(short)]
 
 
-def _ends(values: NDArray) -> tuple[float, float]:
+def _finite_range(values: NDArray) -> tuple[float, float]:
+    """Return the smallest and the largest finite value; (1, 2) if there is none."""
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if len(finite) else (1.0, 2.0)
 
 
 def _extremes(values: NDArray) -> list[tuple[str, int, int]]:
-    """Return the row and column of the lowest and the highest value; empty if no value is finite."""
+    """Return ("lowest", row, column) and ("highest", row, column), or an empty list if no value is finite."""
     if not np.isfinite(values).any():
         return []
-    places = (("lowest", np.nanargmin(values)), ("highest", np.nanargmax(values)))
-    return [(word, *divmod(int(at), values.shape[1])) for word, at in places]
+    indices = (("lowest", np.nanargmin(values)), ("highest", np.nanargmax(values)))
+    return [(word, *divmod(int(index), values.shape[1])) for word, index in indices]

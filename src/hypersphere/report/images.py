@@ -58,22 +58,24 @@ def images_html(section: Images) -> str:
     pixels, count = section.pixels, len(section.images)
     size = f"{pixels.shape[1]} × {pixels.shape[2]} pixels in {'colour' if pixels.ndim == 4 else 'grey'}"
     images = "".join(f"<img src='{png_uri(picture)}' alt='' title='{index}'>" for index, picture in enumerate(pixels))
-    some = f" The first {len(pixels)} of {count:,}." if len(pixels) < count else ""
+    truncated = f" The first {len(pixels)} of {count:,}." if len(pixels) < count else ""
     return (
         f"<div class='chart'><div class='filters' role='img' aria-label='{escape(section.title)}: {len(pixels)} images "
         f"of {size}.'>{images}</div>{element('p', 'caption', section.caption)}"
-        f"<p class='note'>Each on its own scale; grey is 0.{some}</p></div>"
+        f"<p class='note'>Each on its own scale; grey is 0.{truncated}</p></div>"
     )
 
 
 def png_uri(pixels: NDArray) -> str:
-    """Return bytes, grey (H, W), colour (H, W, 3) or with opacity (H, W, 4), as the data URI of a PNG.
+    """Encode uint8 pixels, grey (H, W), RGB (H, W, 3) or RGBA (H, W, 4), as the data URI of a PNG.
 
     >>> png_uri(np.zeros((1, 1), dtype=np.uint8))[:30]
     'data:image/png;base64,iVBORw0K'
     """
     height, width = pixels.shape[:2]
+    # In a PNG, each row begins with the number of its filter; 0 means no filter.
     rows = np.concatenate([np.zeros((height, 1), dtype=np.uint8), pixels.reshape(height, -1)], axis=1)
+    # Colour types of PNG: 0 is grey, 2 is RGB, 6 is RGBA.
     color_type = {1: 0, 3: 2, 4: 6}[pixels.size // (height * width)]
     header = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))

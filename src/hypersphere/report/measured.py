@@ -1,4 +1,4 @@
-"""Measure a trained run for its page: features, class vectors, layers and landscape, each computed once."""
+"""Measure a trained run for its page: features, class vectors, layers and landscape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from hypersphere.report.runs import RunResult
 __all__ = ["run_result"]
 
 LANDSCAPE_EXAMPLES, LANDSCAPE_POINTS = 500, 11
-# Learned parameters of a decoupled layer: key, attribute with the logarithm, and where the initial value is found.
+# Learned parameters of a decoupled layer: key, attribute with the logarithm, component and attribute with the initial
+# value, and the initial value if the component has no such attribute.
 LEARNED = (("k", "log_k", "angular", "k", 0.0), ("radius_factor", "log_radius", "magnitude", "radius", 1.0))
 
 
@@ -41,11 +42,11 @@ def run_result(run: Any, experiment: Any, *, landscape: bool = False, step: int 
     if not (bool(features.isfinite().all()) and bool(weight.isfinite().all())):
         raise ValueError(f"{run.folder} has diverged: its features or class vectors are not finite")
     predicted = experiment.head.scores(features.to(experiment.device)).argmax(1).cpu()
-    around = _landscape(experiment) if landscape else None
+    measured_landscape = _landscape(experiment) if landscape else None
     experiment.objective.cpu()
     body = experiment.network.body
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about layers with one neuron, which have no pairs
+        warnings.simplefilter("ignore")  # layers with one neuron, which have no pairs, give warnings
         layers = energy.inspect(nn.ModuleDict({"network": body, "head": experiment.head}), probes=256)
     return RunResult(
         run.folder.resolve().name,
@@ -60,7 +61,7 @@ def run_result(run: Any, experiment: Any, *, landscape: bool = False, step: int 
         layers=layers,
         facts=run.made_with,
         filters=_filters(body),
-        landscape=around,
+        landscape=measured_landscape,
         training_classes=len(split.classes),
         step=step,
         **_learned_parameters(body),
@@ -81,11 +82,11 @@ def _learned_parameters(body: nn.Module) -> dict[str, Any]:
     """Return all learned k and factors of ρ, and the initial values that all layers share."""
     layers = [layer for layer in body.modules() if isinstance(layer, DecoupledLayer)]
     learned, starts = {}, {}
-    for key, log, owner, name, default in LEARNED:
-        having = [layer for layer in layers if getattr(layer, log) is not None]
-        initial = {float(getattr(getattr(layer, owner), name, default)) for layer in having}
-        if having:
-            learned[key] = torch.cat([getattr(layer, log).exp().flatten() for layer in having])
+    for key, log, component, name, default in LEARNED:
+        learning = [layer for layer in layers if getattr(layer, log) is not None]
+        initial = {float(getattr(getattr(layer, component), name, default)) for layer in learning}
+        if learning:
+            learned[key] = torch.cat([getattr(layer, log).exp().flatten() for layer in learning])
         if len(initial) == 1:
             starts[key] = initial.pop()
     return {"learned": learned, "starts": starts}
@@ -108,8 +109,8 @@ def _landscape(experiment: Any) -> evaluation.Landscape:
 
     def measure() -> dict[str, Tensor]:
         features = experiment.objective.features(inputs)
-        missed = head.scores(features).argmax(1) != labels
-        return {"loss": head(features, labels), "error": 100 * missed.double().mean()}
+        is_wrong = head.scores(features).argmax(1) != labels
+        return {"loss": head(features, labels), "error": 100 * is_wrong.double().mean()}
 
     generator = torch.Generator().manual_seed(experiment.config.seed)
     return evaluation.landscape(experiment.network.body, measure, points=LANDSCAPE_POINTS, generator=generator)

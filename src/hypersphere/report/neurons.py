@@ -18,12 +18,14 @@ from hypersphere.report.tables import Cell, Column, Table
 __all__ = ["angle_chart", "inspection_page", "layer_table", "layer_tables", "verdict"]
 
 MOST_DRAWN = 60  # layers with a histogram
-CLEAR = 3.0  # standard deviations of random neurons beyond which a difference is not chance
-LARGE = 0.01  # relative difference below which a layer is like random neurons
+CLEAR = 3.0  # a smaller difference, in standard deviations of random neurons, may be chance
+LARGE = 0.01  # a smaller relative difference is not reported
 
 
 def verdict(layer: LayerInspection) -> str:
-    """Return what the half-space energy says about a layer, compared with random neurons of the same shape.
+    """Return "duplicated", "redundant", "diverse", "like random" or "no reference".
+
+    The half-space energy of the layer is compared with that of random neurons of the same shape.
 
     "redundant" and "diverse" mean at least three standard deviations of random neurons, and 1 %, above or below their
     mean. Two neurons within one degree of each other, or of opposite directions, make a layer "duplicated".
@@ -63,9 +65,9 @@ def inspection_page(inspection: Inspection, source: str) -> Page:
     drawn = inspection.layers[:MOST_DRAWN]
     forms = {"full space": False, "half space": True}
     series = [
-        charts.Series(name, [one.energy(half_space=half).excess for one in drawn]) for name, half in forms.items()
+        charts.Series(name, [layer.energy(half_space=half).excess for layer in drawn]) for name, half in forms.items()
     ]
-    factors = charts.bars([one.name for one in drawn], series, value_name="factor", format=".3f", start=1.0)
+    factors = charts.bars([layer.name for layer in drawn], series, value_name="factor", format=".3f", start=1.0)
     caption = "Random directions have 1; larger values mean redundancy. s = 2, Euclidean distance."
     about = "Neurons are given by their row, counted from 0, with their angle."
     sections: list[Section] = [
@@ -84,7 +86,7 @@ def angle_chart(inspection: Inspection) -> Any:
     for layer in inspection.layers:
         title = {"text": layer.name, "subtitle": f"{layer.neurons} × {layer.length}"}
         panel = _angles(layer).chart.properties(title=title, width=220, height=130)
-        panel.usermeta = altair().Undefined  # about the page of a single chart
+        panel.usermeta = altair().Undefined  # used only by pages
         panels.append(panel)
     return altair().concat(*panels, columns=4)
 
@@ -102,7 +104,7 @@ def _table(title: str, inspection: Inspection, names: Sequence[str], caption: st
 
 
 def _cells(layer: LayerInspection) -> dict[str, Cell]:
-    """Return everything that a table can say about a layer, by the name of the column."""
+    """Return the cells of all possible columns for a layer, by name of the column."""
     full, half = layer.energy(), layer.energy(half_space=True)
     radii = {"nearest": layer.separation, "covering": layer.covering_radius, "largest hole": layer.hole_radius}
     return {
@@ -141,12 +143,12 @@ def _angles(layer: LayerInspection) -> Chart:
     bins = len(layer.angle_counts)
     theta, share = angle_density(layer.length)
     expected = torch.zeros(bins, dtype=share.dtype).index_add_(0, (theta / math.pi * bins).long(), share)
-    found = torch.tensor(layer.angle_counts)
-    counts = {"these neurons": found, "random neurons": expected * found.sum()}
+    observed = torch.tensor(layer.angle_counts)
+    counts = {"these neurons": observed, "random neurons": expected * observed.sum()}
     edges = [180 / bins * edge for edge in range(bins + 1)]
     return Chart(layer.name, charts.histogram(counts, edges=edges, counts=True, x_name="angle in degrees"))
 
 
 def _pairs(pairs: Sequence[Pair]) -> str:
     gap = "\N{NO-BREAK SPACE}"  # a line may end between two pairs, not within one
-    return ", ".join(f"{one.first}{gap}&{gap}{one.second}:{gap}{math.degrees(one.angle):.1f}°" for one in pairs)
+    return ", ".join(f"{pair.first}{gap}&{gap}{pair.second}:{gap}{math.degrees(pair.angle):.1f}°" for pair in pairs)

@@ -80,9 +80,10 @@ class Stack(Displayable):
 
 
 Section: TypeAlias = "Text | Table | Chart | Spheres | Images | Tabs | SideBySide | Stack"
-GROUPS = {Tabs: ("tabs", "panel"), SideBySide: ("side-by-side", "cell"), Stack: ("stack", "block")}  # and their parts
+# CSS classes of a group and of each of its sections.
+GROUPS = {Tabs: ("tabs", "panel"), SideBySide: ("side-by-side", "cell"), Stack: ("stack", "block")}
 
-ASSETS = {  # what a page with this kind of section needs
+ASSETS = {  # files that a page with this kind of section includes
     Text: (),
     Table: (),
     Chart: ("chart.css", "chart.js"),
@@ -108,11 +109,11 @@ class Page(Displayable):
 
 
 def _kinds(sections: Sequence[Any], where: str) -> dict[type, None]:
-    """Return the kinds of all sections, also nested ones, in order of appearance; unknown kinds are rejected."""
+    """Return the types of all sections, including nested ones, in order of appearance; reject unknown types."""
     kinds: dict[type, None] = {}
     for index, section in enumerate(sections):
         kind = type(section)
-        names = ", ".join(one.__name__ for one in ASSETS)
+        names = ", ".join(known.__name__ for known in ASSETS)
         require(kind in ASSETS, f"{where}[{index}]", f"one of {names}", kind.__name__)
         kinds[kind] = None
         if kind in GROUPS:
@@ -121,7 +122,7 @@ def _kinds(sections: Sequence[Any], where: str) -> dict[type, None]:
 
 
 def join_pages(pages: Sequence[Page]) -> Page:
-    """Return one page with a section per page; up to three are named in the title."""
+    """Return one page with one section per given page. The title names up to three of them."""
     if len(pages) == 1:
         return pages[0]
     sections = [Stack(page.title, [Text("", page.lead), *page.sections]) for page in pages]
@@ -175,7 +176,7 @@ def _vega() -> str:
 
 
 def _body_html(section: Any, level: int) -> str:
-    """Return a section without its heading; headings inside it have this level."""
+    """Return the HTML of a section without its heading; headings inside it have this level."""
     if type(section) in GROUPS:
         return _group_html(section, min(level, 6))
     if isinstance(section, Table):
@@ -210,7 +211,7 @@ def _chart_html(section: Chart) -> str:
     about, config = {**spec.pop("usermeta", {})}, spec.pop("config", {})
     numbers, notes, details = (about.pop(key, {}) for key in ("numbers", "notes", "details"))
     colors = about.setdefault("colors", {})
-    words, keys = spec.pop("description", None) or section.title, ""
+    description, legend = spec.pop("description", None) or section.title, ""
     spec["config"] = {**config}
     for key, style in THEME.items():
         spec["config"][key] = {**config.get(key, {}), **style} if isinstance(style, dict) else style
@@ -218,22 +219,22 @@ def _chart_html(section: Chart) -> str:
         spec["config"]["legend"] = {"disable": True}  # buttons replace the legend of Vega
         spec["params"] = [*spec.get("params", ()), {"name": "hidden", "value": []}]
         spec["transform"] = [*spec.get("transform", ()), {"filter": "indexof(hidden, datum.series) < 0"}]
-        keys = "".join(_key_html(name, color, details.get(name, "")) for name, color in colors.items())
-        keys = f"<ul class='toggles' aria-label='Press a name to show or hide it'>{keys}</ul>"
+        buttons = "".join(_legend_button(name, color, details.get(name, "")) for name, color in colors.items())
+        legend = f"<ul class='toggles' aria-label='Press a name to show or hide it'>{buttons}</ul>"
     below = element("p", "caption", section.caption) + element("p", "note", " ".join(notes))
     if len(numbers) > 1:
         table = Table("", list(map(Column, numbers[0])), numbers[1:])
         below += f"<details><summary>Numbers</summary>{table_html(table)}</details>"
     kind = "chart map" if "square" in about else "chart"
     return (
-        f"<div class='{kind}'>{keys}<div class='plot'>"
-        f"<div class='view' role='img' aria-label='{escape(words)}'></div></div>"
+        f"<div class='{kind}'>{legend}<div class='plot'>"
+        f"<div class='view' role='img' aria-label='{escape(description)}'></div></div>"
         "<noscript><p class='note'>The chart is drawn by JavaScript, which is switched off.</p></noscript>"
         f"{below}{json_script({'spec': spec, 'about': about})}</div>"
     )
 
 
-def _key_html(name: str, color: str, detail: str) -> str:
+def _legend_button(name: str, color: str, detail: str) -> str:
     return (
         f"<li><button type='button' class='hue' style='--class:{color}' aria-pressed='true' data-name='{escape(name)}'>"
         f"<span class='swatch'></span>{escape(name)}{element('span', 'detail', detail)}</button></li>"

@@ -1,4 +1,4 @@
-"""Colours: ten distinct ones for classes (also for colour-blind readers), generated ones, and sequential scales."""
+"""Colours: ten for classes, which colour-blind readers can distinguish, generated ones, and sequential scales."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import colorsys
 import numpy as np
 from numpy.typing import NDArray
 
-# Maximises the smallest OKLab distance between two colours, for normal, protan, deutan and tritan vision, among colours
-# with enough contrast to both a white and a near-black background.
+# Chosen to maximise the smallest OKLab distance between two colours, for normal, protan, deutan and tritan vision,
+# among colours with enough contrast to both a white and a near-black background.
 TEN_COLORS = (
     "#0f5bd8",
     "#e16513",
@@ -24,7 +24,7 @@ TEN_COLORS = (
 
 # Sequential scale from indigo to mint in equal OKLab steps; the lightness, which everyone perceives, is monotone.
 SCALE = ("#1f1a38", "#2b2e64", "#27498e", "#116aa9", "#198cb6", "#21aec4", "#4ececb", "#9ce6d0", "#defae6")
-# From blue to amber with slowly increasing lightness; all have contrast to both backgrounds.
+# From blue to amber with slowly increasing lightness; all contrast with both backgrounds.
 ORDER = ("#2055be", "#7851c6", "#b450b0", "#e05785", "#f8704b", "#f09c18")
 
 GOLDEN_TURN = 0.6180339887498949  # each new hue falls into the largest remaining gap

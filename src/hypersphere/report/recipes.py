@@ -21,7 +21,7 @@ from hypersphere.report.tables import Column, Table, markdown
 
 __all__ = ["RecipeResults", "group_rows", "recipe_page", "summary_table", "write_recipe_page"]
 
-CURVES = {  # columns for curves that are not columns of the table
+CURVES = {  # names and formats of curves that are not columns of the table
     "loss": Column("training loss", False, ".3f"),
     "error": Column("test error %", False, ".2f"),
     "energy": Column("hidden energy", False, ".4f"),
@@ -77,7 +77,7 @@ class RecipeResults:
 
 
 def recipe_page(results: RecipeResults) -> Page:
-    """Return the page: tables, curves, learned parameters, landscapes, spheres, and the settings that rows share."""
+    """Return a page of tables, curves, learned parameters, landscapes, spheres, and the settings that rows share."""
     tables = [summary_table(results), *results.comparisons]
     sections = [*tables, *_curve_tabs(results), *_pictures(results), *_settings(results)]
     return Page(results.title, results.lead, sections, _facts(results.records))
@@ -90,21 +90,21 @@ def write_recipe_page(results: RecipeResults, folder: Path) -> Path:
         blocks += [f"## {table.title}", markdown(table)]
     rows = []
     for title, names in group_rows(list(results.by_row())).items():
-        made = {results.column(key).name: _chart(results, key, names) for key in results.figures}
-        rows.append([(f"{name}, {title}" if title else name, chart) for name, chart in made.items() if chart])
+        panels = {results.column(key).name: _chart(results, key, names) for key in results.figures}
+        rows.append([(f"{name}, {title}" if title else name, chart) for name, chart in panels.items() if chart])
     if any(rows):
         with replacing(folder / "figure.svg") as draft:
             draft.write_text(figure_svg(results.title, list(filter(None, rows))), encoding="utf-8")
         drawn = ", ".join(results.column(key).name for key in results.figures)
-        over = ", ".join(dict.fromkeys(_axis_name(results, key) for key in results.figures))
-        blocks.append(f"![{results.title}: {drawn} over {over}](figure.svg)")
+        axes = ", ".join(dict.fromkeys(_axis_name(results, key) for key in results.figures))
+        blocks.append(f"![{results.title}: {drawn} over {axes}](figure.svg)")
     with replacing(folder / "table.md") as draft:
         draft.write_text("\n\n".join([*blocks, *map(markdown, _settings(results))]) + "\n", encoding="utf-8")
     return write_page(folder / "report.html", recipe_page(results))
 
 
 def summary_table(results: RecipeResults) -> Table:
-    """Return the table: mean ± s.d. over seeds, next to the numbers of the source where it prints any."""
+    """Return a table of mean ± s.d. over seeds, next to the numbers of the source where it prints any."""
     metrics = {row: [record["metrics"] for record in records] for row, records in results.by_row().items()}
     counts = {len(seeds) for seeds in metrics.values()}
     caption = "Mean ± s.d. over the seeds of each row."
@@ -112,8 +112,8 @@ def summary_table(results: RecipeResults) -> Table:
         caption = "One seed, so the noise is not known and no best value is marked."
     elif len(counts) == 1:
         caption = f"{min(counts)} seeds, mean ± s.d."
-    lost = {row: sum(bool(numbers.get("diverged")) for numbers in seeds) for row, seeds in metrics.items()}
-    diverged = ", ".join(f"{row} ({count} of {len(metrics[row])})" for row, count in lost.items() if count)
+    diverged_seeds = {row: sum(bool(numbers.get("diverged")) for numbers in seeds) for row, seeds in metrics.items()}
+    diverged = ", ".join(f"{row} ({count} of {len(metrics[row])})" for row, count in diverged_seeds.items() if count)
     caption += f" Diverged: {diverged}." if diverged else ""
     return _sections.seed_table("Results", "method", results.columns, metrics, caption, results.printed)
 
@@ -131,37 +131,38 @@ def group_rows(names: Sequence[str], most: int = MOST_ROWS) -> dict[str, dict[st
     """
     if len(names) <= most:
         return {"": {name: name for name in names}}
+    # Each cut splits the parts of a name into those of the title and those of the short name.
     cuts = ((lambda p: (p[-1:], p[:-1])), (lambda p: (p[1:], p[:1])), (lambda p: (p[:1], p[1:])))
     candidates = []
     for cut in cuts:
         parts = {name: [", ".join(part) for part in cut(name.split(", "))] for name in names}
-        sizes = [common for common, _ in parts.values()]
+        titles = [title for title, _ in parts.values()]
         groups: dict[str, dict[str, str]] = {}
-        for name, (common, rest) in parts.items():
-            merged = not rest or sizes.count(common) < FEWEST_ROWS
-            groups.setdefault("" if merged else common, {})[name] = name if merged else rest
+        for name, (title, short) in parts.items():
+            is_merged = not short or titles.count(title) < FEWEST_ROWS
+            groups.setdefault("" if is_merged else title, {})[name] = name if is_merged else short
         if len(groups) > 1 and max(map(len, groups.values())) <= most:
-            candidates.append({title or _ends(group): group for title, group in groups.items()})
+            candidates.append({title or _first_and_last(group): group for title, group in groups.items()})
     size = math.ceil(len(names) / math.ceil(len(names) / most))
-    runs = [{name: name for name in names[start : start + size]} for start in range(0, len(names), size)]
-    return min(candidates, key=len) if candidates else {_ends(run): run for run in runs}
+    slices = [{name: name for name in names[start : start + size]} for start in range(0, len(names), size)]
+    return min(candidates, key=len) if candidates else {_first_and_last(part): part for part in slices}
 
 
-def _ends(group: Mapping[str, str]) -> str:
+def _first_and_last(group: Mapping[str, str]) -> str:
     first, *others = group
     return f"{first} … {others[-1]}" if others else first
 
 
 def _curve_tabs(results: RecipeResults) -> list[Section]:
-    """Return the curves with an axis of their own, then those over training."""
+    """Return tabs of the curves that have an axis in `results.axes`, and of those over epochs or steps."""
     keys = {key for record in results.records for key in record.get("curves", ())}
     groups = group_rows(list(results.by_row()))
     with_axis: list[Section] = []
     over_training: list[Section] = []
     for key in sorted(keys, key=lambda key: (FIRST.index(key) if key in FIRST else len(FIRST), key)):
         name = results.column(key).name
-        made = [(title or name, _chart(results, key, names)) for title, names in groups.items()]
-        drawn: list[Section] = [Chart(title, chart) for title, chart in made if chart is not None]
+        panels = [(title or name, _chart(results, key, names)) for title, names in groups.items()]
+        drawn: list[Section] = [Chart(title, chart) for title, chart in panels if chart is not None]
         if drawn:
             sections = with_axis if key in results.axes else over_training
             sections.append(drawn[0] if len(groups) == 1 else Tabs(name, drawn))
@@ -172,11 +173,11 @@ def _curve_tabs(results: RecipeResults) -> list[Section]:
 def _chart(results: RecipeResults, key: str, names: Mapping[str, str]) -> Any:
     """Return a chart with one curve per row, mean and deviation over seeds; None if no row has the curve."""
     column, by_row = results.column(key), results.by_row()
-    place = _on_axis if key in results.axes else _over_training
-    series = _sections.seed_curves({short: place(results, by_row[row], key) for row, short in names.items()})
+    values_by_place = _on_axis if key in results.axes else _over_training
+    series = _sections.seed_curves({short: values_by_place(results, by_row[row], key) for row, short in names.items()})
     if not series:
         return None
-    means = np.concatenate([one.mean[np.isfinite(one.mean)] for one in series])
+    means = np.concatenate([curve.mean[np.isfinite(curve.mean)] for curve in series])
     is_steep = key in ("error", "loss") and len(means) > 0 and 0 < 10 * means.min() < means.max()
     return charts.lines(
         series,
@@ -194,21 +195,21 @@ def _axis_name(results: RecipeResults, key: str) -> str:
 
 
 def _on_axis(results: RecipeResults, records: Sequence[Mapping[str, Any]], key: str) -> list[dict[float, Any]]:
-    """Return the values of a curve at evenly spaced places on its axis for each record that has it."""
+    """Return, for each record that has the curve, its values by evenly spaced position on its axis."""
     curves = [curve for record in records if (curve := record.get("curves", {}).get(key))]
     _, low, high = results.axes[key]
     return [dict(zip(np.linspace(low, high, len(curve)).tolist(), curve, strict=True)) for curve in curves]
 
 
 def _over_training(results: RecipeResults, records: Sequence[Mapping[str, Any]], key: str) -> list[dict[float, Any]]:
-    """Return the values of a curve by epoch or step for each record that has it.
+    """Return, for each record that has the curve, its values by epoch or step.
 
-    All curves of a record end at its last validation. Those with more values than validations start before training.
+    All curves of a record end at its last validation. A curve with one more value starts before training.
     """
-    placed, unit = [], _unit(results)
+    by_place, unit = [], _unit(results)
     for record in records:
         curves = {name: curve for name, curve in record.get("curves", {}).items() if name not in results.axes}
-        # The loss has no value before training, and a single one if validation is within epochs.
+        # The loss has no value before training, and a single value if validations are within one epoch.
         losses, longest = len(curves.get("loss", ())), max(map(len, curves.values()), default=0)
         count = max(losses, longest - 1) if "loss" in curves else longest
         name, every, end = _schedule(record)
@@ -217,8 +218,8 @@ def _over_training(results: RecipeResults, records: Sequence[Mapping[str, Any]],
         if curve := curves.get(key):
             numbers = range(count + 1 - len(curve), count + 1)
             # The end of training is validated even if it is not a multiple of `every`.
-            placed.append({min(every * number, end): value for number, value in zip(numbers, curve, strict=True)})
-    return placed
+            by_place.append({min(every * number, end): value for number, value in zip(numbers, curve, strict=True)})
+    return by_place
 
 
 def _unit(results: RecipeResults) -> str:
@@ -230,10 +231,10 @@ def _unit(results: RecipeResults) -> str:
 def _schedule(record: Mapping[str, Any]) -> tuple[str, int, float]:
     """Return the unit of validation, the distance between two validations, and the end of training."""
     config = record.get("config") or {}
-    if "validation" not in config:  # of a function of the recipe, or of version 0.1: validated after each epoch
+    if "validation" not in config:  # a record of a recipe function, or of version 0.1: validated after each epoch
         return "epoch", 1, math.inf
     unit = config["validation"].get("every_unit", "epochs")
-    if config.get(unit) is None:  # the end is known only in the other unit
+    if config.get(unit) is None:  # the length of training is given in the other unit
         return "validation", 1, math.inf
     return unit.removesuffix("s"), config["validation"]["every"], config[unit]
 
@@ -271,7 +272,7 @@ def _starts(record: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _settings(results: RecipeResults) -> list[Table]:
-    """Return a table of the settings that all rows share, and the changes from the recipe; none for old records."""
+    """Return a table of the settings that all rows share and of the overrides; empty for records without settings."""
     overrides = results.records[0].get("overrides") or {}
     changed = f"Changed from the recipe: {', '.join(overrides)}." if overrides else ""
     table = _sections.settings_table([record.get("config") or {} for record in results.records], changed)

@@ -1,4 +1,4 @@
-"""Results of evaluations and inspections: pages, which notebooks display, and the table of `hypersphere evaluate`."""
+"""Pages of evaluations and inspections, which notebooks display, and the table of `hypersphere evaluate`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["accuracy_chart", "evaluation_table", "result_page", "strength_chart"
 
 CALIBRATED_RATES = (0.1, 0.01, 0.001)  # false accept rates for which the page of a calibration shows thresholds
 DEPTH = 50  # ranks of a drawn CMC curve
-CURVE = 101  # points of a drawn calibration
+CURVE_POINTS = 101  # of a drawn calibration
 SHARE, NUMBER = Column("", format=".2%"), Column("", format=".4f")
 Line = tuple[str, str, Sequence[float] | None, str]  # metric, value, interval, what it was computed from
 
 
 def result_page(result: Any) -> Page:
-    """Return the page of a result: of `verify`, `verify_blocks`, `roc`, `identify`, `Calibration.fit` or `inspect`.
+    """Return the page of a result of `verify`, `verify_blocks`, `roc`, `identify`, `Calibration.fit` or `inspect`.
 
     Charts need the extra `report`. Without it, the page has tables only.
 
@@ -39,14 +39,14 @@ def result_page(result: Any) -> Page:
         'ROC curve'
     """
     kind = next((kind for kind in PAGES if isinstance(result, kind)), None)
-    accepted = f"one of {', '.join(one.__name__ for one in PAGES)}"
+    accepted = f"one of {', '.join(known.__name__ for known in PAGES)}"
     require(kind is not None, "result", accepted, type(result).__name__)
     assert kind is not None
     return PAGES[kind](result)
 
 
 def evaluation_table(results: Mapping[str, Any]) -> Table:
-    """Return one row per metric; there is a column for intervals if any metric has one.
+    """Return a table with one row per metric, and a column for confidence intervals if any metric has one.
 
     Args:
         results: the content of the file that `hypersphere evaluate --json` writes.
@@ -91,7 +91,7 @@ def strength_chart(results: Mapping[str, Strength], norm: str = "l2") -> Any:
         norm: "l2" or "linf".
     """
     require(norm in ("l2", "linf"), "norm", "'l2' or 'linf'", norm)
-    strengths = {name: one.norms(norm)[one.fooled].sort().values for name, one in results.items()}
+    strengths = {name: result.norms(norm)[result.fooled].sort().values for name, result in results.items()}
     series = [charts.Series(name, values) for name, values in strengths.items() if len(values)]
     require(len(series) > 0, "results", "a mapping with at least one model that was fooled", list(results))
     chart = charts.lines(series, x_name="image, sorted", y_name=f"strength ({norm})")
@@ -99,6 +99,7 @@ def strength_chart(results: Mapping[str, Strength], norm: str = "l2") -> Any:
 
 
 def _can_draw() -> bool:
+    """Return True if the packages of the extra `report` are installed."""
     return all(importlib.util.find_spec(package) is not None for package in ("altair", "vl_convert"))
 
 
@@ -177,7 +178,7 @@ def _calibration_page(calibration: Calibration) -> Page:
         drawn = [_score_chart(calibration.scores, same)]
         if not has_quality:
             ends = float(calibration.scores.min()), float(calibration.scores.max())
-            places = torch.linspace(*ends, CURVE, dtype=torch.float64)
+            places = torch.linspace(*ends, CURVE_POINTS, dtype=torch.float64)
             series = [charts.Series("probability", calibration.probability(places), x=places)]
             chart = charts.lines(series, x_name="score", y_name="probability of same", limits=(0.0, 1.0))
             drawn.append(Chart("Probability", chart))
@@ -202,6 +203,7 @@ PAGES: dict[type, Callable[[Any], Page]] = {
 
 
 def _lines(results: Mapping[str, Any]) -> Iterator[Line]:
+    """Yield the rows of an evaluation, in groups that share a caption."""
     if part := results.get("classification"):
         yield "classification accuracy", SHARE.show(part["accuracy"]), None, f"{part['samples']:,} samples"
     if part := results.get("verification"):
@@ -211,7 +213,7 @@ def _lines(results: Mapping[str, Any]) -> Iterator[Line]:
         best = f"cosine ≥ {part['best_threshold']:.3f}"
         yield "best accuracy", SHARE.show(part["best_accuracy"]), None, best
         yield "area under the ROC curve", NUMBER.show(part["auc"]), ends.get("auc"), count
-        # Without "rates", all numbers are of the same pairs.
+        # "rates" holds the numbers of pairs if the error rates come from other pairs than the accuracy.
         rates = part.get("rates", part)
         same, different = f"{rates['same']:,} same pairs", f"{rates['different']:,} different pairs"
         count = f"{rates['same'] + rates['different']:,} pairs"
@@ -235,7 +237,7 @@ def _lines(results: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _informative_ranks(part: Mapping[str, Any]) -> dict[Any, Any]:
-    """Return the accuracies at ranks below the size of the gallery; at others every probe is found.
+    """Return the accuracies at ranks below the size of the gallery; at higher ranks the accuracy is always 1.
 
     >>> _informative_ranks({"rank": {"1": 0.9, "10": 1.0}, "gallery": 6})
     {'1': 0.9}
@@ -274,7 +276,7 @@ def _with_deviation(mean: float, deviation: float) -> str:
 
 def _captions(results: Mapping[str, Any]) -> Iterator[str]:
     """Yield one line of explanation per group of rows."""
-    if "data" in results:  # a run, not files of embeddings
+    if "data" in results:  # absent if files of embeddings were evaluated
         yield f"Samples: {results['data']} of {results['classes']:,} classes, checkpoint of step {results['step']:,}."
     if left_out := results.get("left_out"):
         yield f"Omitted: {left_out}."
@@ -288,12 +290,12 @@ def _captions(results: Mapping[str, Any]) -> Iterator[str]:
             yield "Rates and thresholds: of all pairs of the samples."
         if not all(point["resolved"] for point in part["tar"]):
             yield f"Not resolved: {rates['different']:,} different pairs are too few for this FAR."
-        draws = sorted({one["draws"] for one in (part, rates) if "draws" in one}, reverse=True)
+        draws = sorted({source["draws"] for source in (part, rates) if "draws" in source}, reverse=True)
         if draws:
             numbers, drawn = " or ".join(f"{number:,}" for number in draws), part.get("drawn") or rates["drawn"]
             yield f"95 %: percentile bootstrap with {numbers} draws of the {drawn}."
-        is_same = rates is not part and results.get("samples", 0) <= MOST_COMPARED
-        if part["pairs"] == "drawn" and "classification" in results and not is_same:
+        uses_all_pairs = rates is not part and results.get("samples", 0) <= MOST_COMPARED
+        if part["pairs"] == "drawn" and "classification" in results and not uses_all_pairs:
             yield f"`report` computes its rates from all pairs of up to {MOST_COMPARED:,} samples, so they differ."
     if part := results.get("calibration"):
         yield from _calibration_captions(part)

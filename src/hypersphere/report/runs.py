@@ -1,4 +1,4 @@
-"""The page of one or several runs: tabs of training, features, verification, class vectors and layers."""
+"""The page of one or several runs: tabs for training, features, verification, class vectors, layers and landscape."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Groups: TypeAlias = "Mapping[str, Sequence[RunResult]]"  # by name: runs that di
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """A run and what was measured at one of its checkpoints, as plain data.
+    """A run and the measurements at one of its checkpoints, as plain data.
 
     Attributes:
         name: the name of its folder.
@@ -72,7 +72,8 @@ class RunResult:
         layers: inspection of the layers of the network and the head.
         facts: versions, machine and commit, for the footer.
         filters: filters (N, 1 or 3, H, W) of the first layer if they can be shown as images.
-        learned: all learned k and factors of ρ, under "k" and "radius_factor"; `starts` their initial values.
+        learned: the learned values of all layers, under "k" and "radius_factor".
+        starts: the initial value of each kind, if all layers share it.
         landscape: loss and error around the trained weights.
         training_classes: number of classes of the training data; None if they are those of the test data.
         step: the step of the checkpoint; None for the last checkpoint.
@@ -119,7 +120,7 @@ class RunResult:
         setting = self.settings.get(part, "")
         return str(setting.get("name", "") if isinstance(setting, Mapping) else setting)
 
-    def _is_past(self, line: Mapping[str, Any]) -> bool:
+    def _precedes_checkpoint(self, line: Mapping[str, Any]) -> bool:
         """Return True if a line was logged before the checkpoint was saved."""
         return self.step is None or line.get("step", 0) <= self.step
 
@@ -136,7 +137,7 @@ class RunResult:
 
     @cached_property
     def verified(self) -> Verified | None:
-        """Verification on all pairs of the sample; None if there are not both kinds of pairs."""
+        """Verification on all pairs of the sample; None unless there are both positive and negative pairs."""
         x, y = self.features[self.sample], self.labels[self.sample]
         counts = y.bincount()
         if len(counts.nonzero()) < 2 or int(counts.max()) < 2:
@@ -147,10 +148,10 @@ class RunResult:
 
     @cached_property
     def numbers(self) -> dict[str, float]:
-        """The numbers of the summary table by key; those that are not available are omitted."""
+        """The numbers of the summary table by key; missing and non-finite ones are omitted."""
         numbers: dict[str, float | None] = {"accuracy": None if self.accuracy is None else 100 * self.accuracy}
         for key in ("loss", "seconds"):
-            lines = [line for line in self.metrics if line.get("kind") == "epoch" and self._is_past(line)]
+            lines = [line for line in self.metrics if line.get("kind") == "epoch" and self._precedes_checkpoint(line)]
             logged = [line[key] for line in lines if line.get(key) is not None]
             numbers[key] = logged[-1] if logged else None
         if 1 < len(self.labels.unique()) < len(self.labels):
@@ -178,12 +179,12 @@ class Verified:
     @property
     def threshold(self) -> float:
         """The angle in degrees at which the false reject rate equals the false accept rate."""
-        at = int((self.roc.far >= 1 - self.roc.tar).nonzero()[0])
-        return math.degrees(float(sphere.angle(self.roc.thresholds[at])))
+        index = int((self.roc.far >= 1 - self.roc.tar).nonzero()[0])
+        return math.degrees(float(sphere.angle(self.roc.thresholds[index])))
 
 
 def run_page(runs: Sequence[RunResult]) -> Page:
-    """Return the page of these runs; runs that differ only in their seed share a row, a curve and a colour.
+    """Return the page of these runs. Runs that differ only in their seed share a row, a curve and a colour.
 
     Figures that cannot be averaged, such as features and maps of angles, show the smallest seed.
     """
@@ -253,7 +254,7 @@ def _checkpoint(runs: Sequence[RunResult]) -> str:
 def run_table(groups: Groups) -> Table:
     """Return the summary: one row per group, mean ± s.d. over its seeds."""
     numbers = {name: [run.numbers for run in runs] for name, runs in groups.items()}
-    measured = {key for seeds in numbers.values() for one in seeds for key in one}
+    measured = {key for seeds in numbers.values() for metrics in seeds for key in metrics}
     same_data, kind = _same_data(groups), held_out_kind(runs[0] for runs in groups.values())
     columns = {
         key: column if same_data else replace(column, higher_is_better=None)
@@ -298,23 +299,23 @@ def _lead(runs: Sequence[RunResult]) -> str:
     kind, first = held_out_kind(runs), runs[0]
     training_classes = len(first.classes) if first.training_classes is None else first.training_classes
     if rates:
-        reached = f"{format_range(rates, '.1%')} accuracy on {len(first.labels):,} {kind} examples"
+        outcome = f"{format_range(rates, '.1%')} accuracy on {len(first.labels):,} {kind} examples"
     else:
         selected = f"{kind} " * (kind != "test")
-        reached = f"validated on {len(first.labels):,} {selected}examples of {len(first.classes):,} other classes"
-    reached += f", {_checkpoint(runs)}" * any(run.step is not None for run in runs)
+        outcome = f"validated on {len(first.labels):,} {selected}examples of {len(first.classes):,} other classes"
+    outcome += f", {_checkpoint(runs)}" * any(run.step is not None for run in runs)
     return (
         f"{models} with {sizes}-d features, {epochs} {'epoch' if epochs == '1' else 'epochs'} on "
-        f"{first.examples:,} examples of {training_classes:,} classes; {reached}."
+        f"{first.examples:,} examples of {training_classes:,} classes; {outcome}."
     )
 
 
 def _differences(runs: Mapping[str, RunResult]) -> list[Table]:
     """Return a table of the settings in which the runs differ, if there are several."""
     settings = {name: run.settings_but_seed for name, run in runs.items()}
-    keys = dict.fromkeys(key for one in settings.values() for key in one)
-    differ = [key for key in keys if len({json.dumps(one.get(key), sort_keys=True) for one in settings.values()}) > 1]
-    rows = [[name, *(format_setting(one.get(key)) for key in differ)] for name, one in settings.items()]
+    keys = dict.fromkeys(key for each in settings.values() for key in each)
+    differ = [key for key in keys if len({json.dumps(each.get(key), sort_keys=True) for each in settings.values()}) > 1]
+    rows = [[name, *(format_setting(each.get(key)) for key in differ)] for name, each in settings.items()]
     return [Table("Different settings", [Column("run"), *map(Column, differ)], rows)] if differ else []
 
 
@@ -331,7 +332,7 @@ def _training_tab(groups: Groups) -> Stack:
         if isinstance(value, (int, float))
     )
     validated = [key for key in logged if key not in ("epoch", "step", "loss", "seconds", "rate", "kind")]
-    # With validations within epochs, curves of validation are drawn by step.
+    # If there are validations within epochs, validation curves are drawn by step.
     kind = "validation" if any(line.get("kind") == "validation" for line in lines) else "epoch"
     accuracy = f"{held_out_kind(runs[0] for runs in groups.values())} accuracy"
     names = {"test_accuracy": accuracy, "accuracy": accuracy}
@@ -360,7 +361,7 @@ def _training_tab(groups: Groups) -> Stack:
 
 
 def metric_name(key: str) -> str:
-    """Return the name of a logged metric, after that of its protocol.
+    """Return the name of a logged metric, preceded by that of its protocol.
 
     >>> metric_name("verification.eer"), metric_name("identification.rank5"), metric_name("top5")
     ('verification: equal error rate', 'identification: accuracy at rank 5', 'top-5 accuracy')
@@ -413,7 +414,7 @@ def _energies(title: str, runs: Sequence[RunResult], kind: str) -> Chart | None:
     if len(series) <= MOST_LINES:
         return Chart(title, charts.lines(series, x_name=UNITS[kind], y_name="energy", format=".4f", ordered=True))
     places = [f"{place:g}" for place in series[0].places]
-    means = [one.mean for one in series]
+    means = [curve.mean for curve in series]
     chart = charts.heat_map(means, names, places, column_name=UNITS[kind], value_name="energy", format=".4f")
     return Chart(title, chart)
 
@@ -430,15 +431,16 @@ def _feature_tab(runs: Mapping[str, RunResult]) -> Stack:
 
 
 def _sphere(name: str, run: RunResult) -> Sphere:
-    """Return the features of all classes, or of a few classes with the most examples; more than 3-d are projected."""
-    shown, place = shown_classes(run), torch.full((len(run.classes),), -1)
-    place[shown] = torch.arange(len(shown))
-    inside = place[run.labels] >= 0
-    points, labels, angles, words = run.features[inside], place[run.labels][inside], None, []
+    """Return the features of all or of a few classes on a sphere; features of more than 3 dimensions are projected."""
+    # `position` maps a class to its index among the shown classes, and classes that are not shown to −1.
+    shown, position = shown_classes(run), torch.full((len(run.classes),), -1)
+    position[shown] = torch.arange(len(shown))
+    is_shown = position[run.labels] >= 0
+    points, labels, angles, notes = run.features[is_shown], position[run.labels][is_shown], None, []
     vectors = None if run.class_vectors is None else run.class_vectors[shown]
     if points.shape[1] > 3:
         view, size = project(points, vectors), points.shape[1]
-        words.append(
+        notes.append(
             f"{size}-d, projected to three directions with {view.kept:.0%} of the squared norm; angles are in {size}-d"
         )
         if vectors is not None:
@@ -446,20 +448,21 @@ def _sphere(name: str, run: RunResult) -> Sphere:
         points = torch.from_numpy(view.points)
         vectors = None if view.vectors is None else torch.from_numpy(view.vectors)
     if len(shown) < len(run.classes):
-        words.append(f"{len(shown)} of {len(run.classes):,} classes")
+        notes.append(f"{len(shown)} of {len(run.classes):,} classes")
     if run.accuracy is not None:
-        words.append(f"accuracy {run.accuracy:.1%}")
+        notes.append(f"accuracy {run.accuracy:.1%}")
     names = [run.classes[index] for index in shown.tolist()]
-    return Sphere(name, points, labels, vectors, names, "; ".join(words), angles)
+    return Sphere(name, points, labels, vectors, names, "; ".join(notes), angles)
 
 
 def shown_classes(run: RunResult) -> Tensor:
-    """Return all classes if there are few, else some of those with the most test examples, evenly spaced."""
+    """Return the indices of all classes if there are few, else of those with the most test examples."""
     counts = run.labels.bincount(minlength=len(run.classes))
     if len(counts) <= MOST_CLASSES:
         return torch.arange(len(counts))
-    able = (counts >= counts.sort(descending=True).values[SHOWN_CLASSES - 1]).nonzero().flatten()
-    return able[evenly_spaced(len(able), SHOWN_CLASSES)]
+    # If counts are tied, this selects more than SHOWN_CLASSES classes.
+    largest = (counts >= counts.sort(descending=True).values[SHOWN_CLASSES - 1]).nonzero().flatten()
+    return largest[evenly_spaced(len(largest), SHOWN_CLASSES)]
 
 
 def _verification_tab(groups: Groups) -> Stack:
@@ -480,8 +483,8 @@ def _verification_tab(groups: Groups) -> Stack:
             marks={"equal error": seeds[0].threshold},
         )
     better = _same_data(groups) or None
-    roc = _sections.roc_chart({name: [one.roc for one in seeds] for name, seeds in verified.items()}, better)
-    identified = {name: [one.identified for one in seeds] for name, seeds in verified.items()}
+    roc = _sections.roc_chart({name: [result.roc for result in seeds] for name, seeds in verified.items()}, better)
+    identified = {name: [result.identified for result in seeds] for name, seeds in verified.items()}
     cmc = _sections.cmc_chart(identified, DEPTH, better)
     compared = format_range(len(runs[0].sample) for name, runs in groups.items() if name in verified)
     kind = held_out_kind(runs[0] for runs in groups.values())
@@ -512,17 +515,20 @@ def _class_vector_tab(runs: Mapping[str, RunResult]) -> Stack:
         "Angles between class vectors": _angle_maps(runs, between, "class vector"),
         mean: _angle_maps(runs, to_features, "features of"),
     }
-    (most, dim), *others = sorted(shapes, reverse=True)
-    simplex = sphere.angle(torch.tensor(-1 / (most - 1), dtype=torch.float64)).rad2deg()
+    (classes, dim), *others = sorted(shapes, reverse=True)
+    # The largest possible angle between C equally spaced vectors, arccos(−1/(C − 1)), needs d ≥ C − 1 dimensions.
+    simplex = sphere.angle(torch.tensor(-1 / (classes - 1), dtype=torch.float64)).rad2deg()
     spread = charts.histogram(
         {name: angles[torch.ones_like(angles).triu(1).bool()] for name, angles in between.items()},
         x_name="angle in degrees",
-        edges=range(0, 181, 10) if most <= MOST_CLASSES else None,  # wide bins for few pairs
+        edges=range(0, 181, 10) if classes <= MOST_CLASSES else None,  # wide bins for few pairs
         format=".1f",
-        marks={"regular simplex": float(simplex)} if most <= dim + 1 and not others else {},
+        marks={"regular simplex": float(simplex)} if classes <= dim + 1 and not others else {},
     )
-    some = f"The first {MOST_VECTORS} of {most:,} classes." if most > MOST_VECTORS else ""
-    return Stack("Class vectors", [*_sections.lay_out(maps, some), Chart("All angles between class vectors", spread)])
+    caption = f"The first {MOST_VECTORS} of {classes:,} classes." if classes > MOST_VECTORS else ""
+    return Stack(
+        "Class vectors", [*_sections.lay_out(maps, caption), Chart("All angles between class vectors", spread)]
+    )
 
 
 def _mean_angles(run: RunResult, vectors: Tensor) -> Tensor:
@@ -569,15 +575,17 @@ def _excess(groups: Groups) -> list[Chart]:
         "Mean over pairs, s = 2; hidden layers in half space, the head in full space. Below 0 is more evenly "
         "spread than random directions, whose mean is infinite in 3 dimensions or fewer."
     )
-    made = []
-    for layers, alike in by_layers.items():
-        shown = layers[: MOST_BARS // len(alike)]
-        series = [Series(name, [_above_random(run)[: len(shown)] for run in runs]) for name, runs in alike.items()]
+    excess_charts = []
+    for layers, same_layers in by_layers.items():
+        shown = layers[: MOST_BARS // len(same_layers)]
+        series = [
+            Series(name, [_above_random(run)[: len(shown)] for run in runs]) for name, runs in same_layers.items()
+        ]
         labels = [layer.removeprefix("network.") for layer in shown]
         chart = charts.bars(labels, series, value_name="above random neurons", format="+.2%")
-        whose = "" if len(by_layers) == 1 else f": {', '.join(alike)}"
-        made.append(Chart(f"Energy relative to random neurons{whose}", chart, caption))
-    return made
+        names = "" if len(by_layers) == 1 else f": {', '.join(same_layers)}"
+        excess_charts.append(Chart(f"Energy relative to random neurons{names}", chart, caption))
+    return excess_charts
 
 
 def _above_random(run: RunResult) -> list[float]:
@@ -588,7 +596,7 @@ def _above_random(run: RunResult) -> list[float]:
 def _landscape_tab(runs: Mapping[str, RunResult]) -> Stack:
     """Return loss and error around the trained weights, if computed."""
     landscapes = {name: run.landscape for name, run in runs.items() if run.landscape is not None}
-    grids = {key: {name: one.values[key] for name, one in landscapes.items()} for key in _sections.LANDSCAPES}
-    maps = _sections.landscape_charts(grids, {name: one.a for name, one in landscapes.items()})
+    grids = {key: {name: grid.values[key] for name, grid in landscapes.items()} for key in _sections.LANDSCAPES}
+    maps = _sections.landscape_charts(grids, {name: grid.a for name, grid in landscapes.items()})
     about = f"{_sections.ABOUT_DIRECTIONS} The class vectors are fixed."
     return Stack("Landscape", _sections.lay_out(maps), about) if maps else Stack("Landscape", [])

@@ -1,4 +1,4 @@
-"""Features on turnable unit spheres, one picture per method (drawn by assets/sphere.js)."""
+"""Features on rotatable unit spheres, one picture per method, drawn by assets/sphere.js."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Projection", "Sphere", "Spheres", "project"]
 
 MOST_POINTS = 5000  # points per picture; larger sets are sampled at random, and the page says so
 MOST_CLASSES = 256  # classes in one legend
-BADGE = 12  # longest label at the end of a spike, in letters
+LONGEST_LABEL = 12  # characters of a label at the tip of a class vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class Sphere:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spheres(Displayable):
-    """Pictures side by side with one legend; turning one turns all unless they are unlinked."""
+    """Pictures side by side with one legend; rotating one rotates all unless they are unlinked."""
 
     title: str
     spheres: Sequence[Sphere]
@@ -100,7 +100,12 @@ class Spheres(Displayable):
         require(len(names) <= 1, "classes", "the same in all spheres, because they share a legend", sorted(names))
         for index, sphere in enumerate(self.spheres):
             count, top = len(next(iter(names), ())), int(sphere.class_numbers.max(initial=-1))
-            require(not names or top < count, f"labels of spheres[{index}]", f"from 0 to {count - 1}, the names", top)
+            require(
+                not names or top < count,
+                f"labels of spheres[{index}]",
+                f"from 0 to {count - 1}, as there are {count} classes",
+                top,
+            )
         count = len(self.class_numbers)
         require(count <= MOST_CLASSES, "spheres", f"pictures of at most {MOST_CLASSES} classes in total", count)
 
@@ -137,7 +142,7 @@ def project(features: Array, vectors: Array | None = None) -> Projection:
     """
     x = _directions("features", features)[0]
     require(x.shape[1] >= 3, "features", "an array of shape (N, d) with d >= 3", x.shape)
-    # Zero rows do not change moments about the origin, and three more rows guarantee three directions.
+    # PCA needs at least three rows. Zero rows do not change moments about the origin.
     pca = fit_pca(np.concatenate([x, np.zeros((3, x.shape[1]))]), 3, center=False)
     basis = pca.directions.numpy().T
     w = None if vectors is None else _directions("vectors", vectors)[0]
@@ -162,7 +167,7 @@ def spheres_data(section: Spheres) -> dict[str, Any]:
     """Return the coordinates, names and colours for the script that draws the spheres."""
     return {
         "classes": section.classes,
-        "short": short_names(section.classes, BADGE),
+        "short": short_names(section.classes, LONGEST_LABEL),
         "colors": class_colors(len(section.classes)),
         "spheres": [_drawing(sphere, section.class_numbers) for sphere in section.spheres],
     }
@@ -182,6 +187,7 @@ def _figure_html(sphere: Sphere) -> str:
 
 
 def _drawing(sphere: Sphere, class_numbers: NDArray) -> dict[str, Any]:
+    """Return the data of one sphere for the script."""
     points, chosen = _directions("points", sphere.points)[0], sphere.drawn
     drawing: dict[str, Any] = {
         "dimension": points.shape[1],
@@ -190,8 +196,8 @@ def _drawing(sphere: Sphere, class_numbers: NDArray) -> dict[str, Any]:
         "vectors": [],
     }
     if sphere.vectors is not None:
-        rows, present = _directions("vectors", sphere.vectors)
-        drawing["vectors"] = [_rounded(row) if there else None for row, there in zip(rows, present, strict=True)]
+        rows, is_nonzero = _directions("vectors", sphere.vectors)
+        drawing["vectors"] = [_rounded(row) if valid else None for row, valid in zip(rows, is_nonzero, strict=True)]
     if sphere.angles is not None:
         drawing["angles"] = np.round(as_array("angles", sphere.angles)[chosen].astype(np.float64), 1).tolist()
     return drawing
@@ -202,7 +208,7 @@ def _rounded(numbers: NDArray) -> list[float]:
 
 
 def _directions(name: str, values: Array) -> tuple[NDArray, NDArray]:
-    """Return unit rows, and which of them are not zero."""
+    """Return the normalised rows, and True for each row that is not zero."""
     rows = as_array(name, values)
     require(rows.ndim == 2, name, "an array of shape (N, d)", rows.shape)
     require(rows.dtype.kind in "fiu", name, "real numbers", rows.dtype)

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Column", "Table", "best_cells", "markdown", "print_table"]
 
-# Text, a number, nothing, (mean, standard deviation), or (mean, standard deviation, number of seeds).
+# Text, a number, None, (mean, standard deviation), or (mean, standard deviation, number of seeds).
 Cell: TypeAlias = "str | float | tuple[float, float] | tuple[float, float, int] | None"
 
 MISSING = "–"
 PLAIN_SIGNS = str.maketrans({"±": "+/-", "↑": "(high)", "↓": "(low)", "–": "-", "°": " deg", "−": "-", "×": "x"})
 STAR = " *"
-MOST_WIDE = 7  # up to this number of columns there is extra space between them
+MOST_WIDE = 7  # a table with more columns has less space between them
 ARROWS = {True: "↑", False: "↓"}
 DIRECTIONS = {True: "higher is better", False: "lower is better"}
 MOST_DEGREES = 60  # degrees of freedom beyond which the quantile of Student's t is nearly constant
@@ -85,7 +85,7 @@ class Table(Displayable):
     """Rows of cells, one per column.
 
     A cell is text, a number, None, (mean, standard deviation), or (mean, standard deviation, number of seeds). A
-    standard deviation of NaN stands for noise that is not known, as for one seed.
+    standard deviation of NaN means that the noise is unknown, for example with one seed.
     """
 
     title: str
@@ -104,7 +104,7 @@ class Table(Displayable):
                 require(is_number or isinstance(cell, str), f"rows[{index}] under {column.name!r}", accepted, cell)
 
     def is_numeric(self, at: int) -> bool:
-        """Return True if a column contains a number."""
+        """Return True if the column with index `at` contains a number."""
         return any(row[at] is not None and not isinstance(row[at], str) for row in self.rows)
 
     def shown(self) -> list[list[str]]:
@@ -113,11 +113,11 @@ class Table(Displayable):
 
 
 def best_cells(table: Table) -> frozenset[tuple[int, int]]:
-    """Return (row, column) of the best values: those that no other value of the column exceeds by more than the noise.
+    """Return (row, column) of the best values, including those that differ from the best by no more than the noise.
 
-    The noise is the 95 % interval of the difference of two means over seeds (Welch's t). Numbers without a deviation
-    are exact; they share the mark if they are displayed alike. Nothing is marked if
-    the noise is unknown or covers all differences of a column.
+    The noise is the half-width of the 95 % interval of the difference of two means over seeds (Welch's t). Numbers
+    without a deviation are exact; they tie if they are displayed alike. Nothing is marked in a column if the noise is
+    unknown or if all its values tie.
 
     >>> columns = [Column("method"), Column("error", False, ".1f")]
     >>> best_cells(Table("", columns, [["a", (5.0, 0.3, 3)], ["b", (5.1, 0.3, 3)], ["c", (9.0, 0.3, 3)]]))
@@ -127,8 +127,10 @@ def best_cells(table: Table) -> frozenset[tuple[int, int]]:
     for at, column in enumerate(table.columns):
         numbers = {index: _numbers(row[at]) for index, row in enumerate(table.rows)}
         finite = {index: number for index, number in numbers.items() if math.isfinite(number[0])}
-        unknown = any(isinstance(table.rows[index][at], tuple) and math.isnan(finite[index][1]) for index in finite)
-        if column.higher_is_better is None or len(finite) < 2 or unknown:
+        noise_is_unknown = any(
+            isinstance(table.rows[index][at], tuple) and math.isnan(finite[index][1]) for index in finite
+        )
+        if column.higher_is_better is None or len(finite) < 2 or noise_is_unknown:
             continue
         sign = 1 if column.higher_is_better else -1
         top = max(finite.values(), key=lambda number: sign * number[0])
@@ -143,7 +145,7 @@ def best_cells(table: Table) -> frozenset[tuple[int, int]]:
 
 
 def markdown(table: Table) -> str:
-    """Return the table as Markdown, with the best values in bold, and the caption and the meaning of bold below.
+    """Return the table as Markdown, with the best values in bold; the caption and the meaning of bold follow.
 
     >>> print(markdown(Table("", [Column("method"), Column("score", True, ".1f")], [["a", 1.0], ["b", (2.0, 0.1)]])))
     | method | score ↑ |
@@ -164,10 +166,10 @@ def markdown(table: Table) -> str:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print the table; a star marks the best value of each column.
+    """Print the table; a star marks the best values of each column.
 
-    On a terminal there are rules and bold text, and one line per value if the terminal is too narrow. A file or a pipe
-    gets a plain ASCII grid of any width.
+    A terminal gets rules and bold text, or one line per value if it is too narrow. A file or a pipe gets a plain ASCII
+    grid of any width.
     """
     from rich.cells import cell_len
     from rich.console import Console
@@ -259,12 +261,12 @@ def _heading_html(column: Column) -> str:
 
 def _notes_html(table: Table, marked: bool) -> list[str]:
     """Return the explanations of marks, arrows and deviations that the table needs."""
-    spreads = any(isinstance(cell, tuple) and not math.isnan(cell[1]) for row in table.rows for cell in row)
-    within = ", and values within its noise (95 %)" if spreads else ""
+    has_deviations = any(isinstance(cell, tuple) and not math.isnan(cell[1]) for row in table.rows for cell in row)
+    within = ", and values within its noise (95 %)" if has_deviations else ""
     notes = [f"<span class='best'>Marked</span>: best value of its column{within}"] if marked else []
-    ways = {column.higher_is_better for column in table.columns}
-    notes += [f"{ARROWS[way]} {DIRECTIONS[way]}" for way in (True, False) if way in ways]
-    return notes + ["mean ± standard deviation over seeds"] * spreads
+    directions = {column.higher_is_better for column in table.columns}
+    notes += [f"{ARROWS[higher]} {DIRECTIONS[higher]}" for higher in (True, False) if higher in directions]
+    return notes + ["mean ± standard deviation over seeds"] * has_deviations
 
 
 def _empty_grid(is_ruled: bool) -> Grid:
@@ -306,6 +308,7 @@ def _long_grid(headings: list, rows: list[list], is_ruled: bool) -> Grid:
 
 
 def _print_unfolded(grid: Grid, console: Console) -> None:
+    """Print a grid at its full width, without wrapping lines at the width of the console."""
     wide = console.options.update(width=10_000)
     lines = console.render_lines(grid, wide.update(width=grid.__rich_measure__(console, wide).maximum), pad=False)
     for line in lines:
@@ -318,16 +321,17 @@ def _noise(first: tuple[float, float, float], second: tuple[float, float, float]
     variance = sum(part for part, _ in parts)
     if not variance:
         return 0.0
-    # Welch–Satterthwaite; a deviation without a number of seeds counts as known exactly.
+    # Welch–Satterthwaite. A deviation without a number of seeds counts as exact.
     weights = sum(part**2 / degrees for part, degrees in parts if degrees > 0)
     degrees = min(variance**2 / weights, MOST_DEGREES) if weights else MOST_DEGREES
-    whole = max(math.floor(degrees), 1)
-    quantiles = student_quantile(0.975, whole), student_quantile(0.975, whole + 1)
-    return float(np.interp(degrees, (whole, whole + 1), quantiles)) * math.sqrt(variance)
+    # `student_quantile` takes integers, so interpolate between the two nearest.
+    lower = max(math.floor(degrees), 1)
+    quantiles = student_quantile(0.975, lower), student_quantile(0.975, lower + 1)
+    return float(np.interp(degrees, (lower, lower + 1), quantiles)) * math.sqrt(variance)
 
 
 def _numbers(cell: Cell) -> tuple[float, float, float]:
-    """Return value, standard deviation and number of seeds of a cell; NaN for those that are missing, and one seed."""
+    """Return value, standard deviation and number of seeds of a cell; NaN and one seed if they are missing."""
     parts = cell if isinstance(cell, tuple) else (math.nan if isinstance(cell, str) else cell,)
     value, spread, count = (math.nan if part is None else float(part) for part in (*parts, None, None)[:3])
     return value, spread, 1 if math.isnan(count) else count
