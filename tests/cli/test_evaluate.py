@@ -410,4 +410,4 @@ def test_evaluate_reports_an_invalid_description_file(tmp_path, command):
     np.save(tmp_path / "e.npy", np.zeros((2, 3), dtype=np.float32))
     (tmp_path / "e.json").write_text('{"names": null, "labels": 3, "classes": null}')
     code, _, errors = command("evaluate", tmp_path / "e.npy")
-    assert (code, errors) == (3, f"hypersphere: {tmp_path}/e.json: labels must be a list of integers or null\n")
+    assert (code, errors) == (3, f"hypersphere: {tmp_path}/e.json: labels must be a list of integers or null, not 3\n")

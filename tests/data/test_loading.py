@@ -258,7 +258,7 @@ def test_loader_rejects_invalid_options(options, message):
 
 
 def test_loader_needs_the_sampler_of_its_source():
-    with pytest.raises(ValueError, match="sampler must be one of 41 samples, not 'one of 40'"):
+    with pytest.raises(ValueError, match="sampler must be a sampler of 41 labels, not 'one of 40'"):
         Loader(tensors(41), batch_size=4, sampler=SAMPLERS["shuffled"](tensors(40).labels, 0))
 
 

@@ -404,8 +404,8 @@ def test_invalid_changes_change_nothing():
         ((0,), {}, "dim must be an integer >= 1, not 0"),
         ((4, "int4"), {}, "dtype must be one of float32, float16, int8, binary, not 'int4'"),
         ((4, "int8", "lsh"), {}, "index must be one of exact, hnsw, ivf, not 'lsh'"),
-        ((4, "binary", "hnsw"), {}, "index must be exact for dtype binary"),
-        ((4, "float32"), {"keep_full": True}, "keep_full must be False for dtype float32"),
+        ((4, "binary", "hnsw"), {}, "index must be 'exact' if dtype is 'binary'"),
+        ((4, "float32"), {"keep_full": True}, "keep_full must be False if dtype is 'float32'"),
         ((4, "float32", "exact", 7), {}, "fingerprint must be a string or None, not 7"),
     ],
 )
@@ -673,7 +673,7 @@ def test_manifest_with_other_settings_or_files_is_refused(tmp_path):
         ({"settings": original["settings"] | {"embeddings": 21}}, "of 21 embeddings"),
         ({"settings": original["settings"] | {"dtype": "float33"}}, "dtype must be"),
         ({"settings": {}}, "damaged"),
-        ({"files": original["files"] | outside}, "is not a file of a gallery"),
+        ({"files": original["files"] | outside}, "is not a gallery file name"),
         ({"format": 99}, "must have format 1, not 99"),
     ]
     for change, message in changes:

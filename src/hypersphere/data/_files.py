@@ -44,10 +44,10 @@ def data_root(root: str | Path | None = None) -> Path:
         MissingData: if neither is given or the folder does not exist.
     """
     # An empty environment variable counts as unset.
-    given = root if root is not None else os.environ.get(ROOT_VARIABLE) or None
-    if given is None:
+    path = root if root is not None else os.environ.get(ROOT_VARIABLE) or None
+    if path is None:
         raise MissingData(f"no data folder: pass root= or set the environment variable {ROOT_VARIABLE}")
-    folder = Path(given).expanduser()
+    folder = Path(path).expanduser()
     if not folder.is_dir():
         origin = "root" if root is not None else ROOT_VARIABLE
         raise MissingData(f"{origin} must be an existing folder, not {str(folder)!r}")
@@ -55,7 +55,7 @@ def data_root(root: str | Path | None = None) -> Path:
 
 
 def find_file(folders: Sequence[Path], names: Sequence[str], advice: str) -> Path:
-    """Return the first of the names that exists, searching folder by folder.
+    """Return the path of the first name that exists, searching folder by folder.
 
     Raises:
         MissingData: if there is none. The message ends with the advice, which says how to get the file.
@@ -109,7 +109,7 @@ def accept_root_first(
 def read_content(path: Path, limit: int | None = None) -> bytes:
     """Return the bytes of a file, or the first `limit` of them. Files whose name ends in .gz are decompressed.
 
-    No more is decompressed than returned, so a small file cannot fill the memory.
+    Decompression stops at the limit, so a small file cannot fill the memory.
 
     Raises:
         DamagedData: if the file cannot be read or, without `limit`, has more than MAX_FILE_BYTES bytes.

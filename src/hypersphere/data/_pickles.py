@@ -34,7 +34,7 @@ class TypeStandIn:
     """Replaces a type that is only mentioned (numpy.ndarray, list)."""
 
     def __setstate__(self, state: object) -> None:
-        raise DamagedData("a mentioned type has no state")
+        raise DamagedData("a pickled type must not have a state")
 
 
 class DtypeStandIn:
@@ -128,7 +128,7 @@ class BytesStandIn:
     """Replaces _codecs.encode, with which Python 3 writes bytes in old protocols."""
 
     def __new__(cls, text: object = "", encoding: object = "latin1") -> bytes:  # type: ignore[misc]
-        """Return the bytes that the text stands for."""
+        """Return the text encoded as latin1."""
         if not isinstance(text, str) or encoding != "latin1":
             raise DamagedData(f"bytes must be stored as latin1 text, not {type(text).__name__} in {encoding!r}")
         return text.encode("latin1")
@@ -152,13 +152,13 @@ ALLOWED: dict[tuple[str, str], type] = {
 }
 
 
-codecs.lookup("raw-unicode-escape")  # the unpickler needs it; loaded now, reading a pickle imports nothing
+codecs.lookup("raw-unicode-escape")  # the unpickler needs this codec; with it loaded, reading a pickle imports nothing
 
 
 class StandInUnpickler(pickle._Unpickler):
     """An unpickler that resolves the allowed names to stand-ins and rejects all others.
 
-    The unpickler in Python, because the one in C allocates gigabytes for a few bytes that name a large memo index.
+    It extends the Python implementation, because the C implementation allocates gigabytes for a large memo index.
     """
 
     def find_class(self, module: str, name: str) -> type:
@@ -187,7 +187,7 @@ def dense_array(value: object) -> NDArray[Any]:
 def _array_values(value: object) -> NDArray[Any]:
     if isinstance(value, ArrayStandIn) and value.values is not None:
         return value.values
-    raise DamagedData(f"a part must be an array, not {type(value).__name__}")
+    raise DamagedData(f"a pickled value must be an array, not {type(value).__name__}")
 
 
 def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:

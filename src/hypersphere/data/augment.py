@@ -3,7 +3,7 @@
 An augmentation that changes the shape of an input, such as `window`, has a method `output_shape`.
 
 Images are floats (B, C, H, W) in [0, 1]; point clouds are floats (B, P, 3). All random numbers come from the generator,
-so that its state is all that a checkpoint has to store.
+so a checkpoint needs to store only its state.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Shift:
         require(pixels < min(height, width), "augment.pixels", f"less than the size {height}x{width}", pixels)
         if not pixels:
             return images
-        # The corner of each window in the padded image, and from it the flat positions of all pixels of the window.
+        # Draw the corner of a window in each padded image, and compute the flat indices of the pixels of the window.
         corner = torch.randint(2 * pixels + 1, (2, count, 1), generator=generator)
         rows, columns = corner[0] + torch.arange(height), corner[1] + torch.arange(width)
-        places = (rows.unsqueeze(2) * (width + 2 * pixels) + columns.unsqueeze(1)).flatten(1).to(images.device)
+        index = (rows.unsqueeze(2) * (width + 2 * pixels) + columns.unsqueeze(1)).flatten(1).to(images.device)
         padded = F.pad(images, (pixels,) * 4).flatten(2)
-        return padded.gather(2, places.unsqueeze(1).expand(-1, padded.shape[1], -1)).view_as(images)
+        return padded.gather(2, index.unsqueeze(1).expand(-1, padded.shape[1], -1)).view_as(images)
 
 
 class Roll:
@@ -100,7 +100,7 @@ class Window:
         return torch.stack(windows) if windows else images[..., :height, :width]
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        """Return the shape of the window of an image of a shape (C, H, W)."""
+        """Return the shape (C, H, W) of a window of an image of this shape."""
         channels, height, width = shape
         fits = min(height, width) > self.margin
         require(fits, "augment.margin", "less than the size of the images", self.margin)
@@ -118,7 +118,7 @@ class Mirror:
 
 
 class TurnPoints:
-    """Rotate each point cloud by a random angle about a coordinate axis, by default the second, which points up.
+    """Rotate each point cloud by a random angle about a coordinate axis; axis 1, the default, points up.
 
     >>> clouds = torch.rand(2, 5, 3)
     >>> turned = TurnPoints()(clouds, torch.Generator().manual_seed(0))
@@ -178,7 +178,7 @@ class KorniaAugmentation:
         if shape not in self._modules:
             kornia = require_package("kornia.augmentation", "Kornia", "train")
             self._modules[shape] = self._build(kornia, shape)
-        # Kornia draws from the global generator, which is seeded for this call and restored afterwards.
+        # Kornia draws from the global generator. Seed it for this call and restore it afterwards.
         seed = int(torch.randint(2**62, (), generator=generator))
         saved = torch.default_generator.get_state()
         try:

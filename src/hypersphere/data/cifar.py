@@ -52,7 +52,7 @@ def cifar10(split: str = "train", root: str | Path | None = None, *, verify: boo
         split: "train" or "test".
         root: contains the folder cifar-10-batches-bin with data_batch_1.bin .. data_batch_5.bin and test_batch.bin,
             gzipped or plain.
-        verify: every class must have 5,000 (train) or 1,000 (test) images; False reads any number of records.
+        verify: require 5,000 (train) or 1,000 (test) images of every class; False accepts any number of records.
     """
     folder, per_class = data_root(root) / "cifar-10-batches-bin", {"train": 5000, "test": 1000}
     return _read_split(folder, split, CIFAR10_FILES, CIFAR10_CLASSES, per_class, verify, {})
@@ -65,7 +65,7 @@ def cifar100(split: str = "train", root: str | Path | None = None, *, verify: bo
     Args:
         split: "train" or "test".
         root: contains the folder cifar-100-binary with train.bin and test.bin, gzipped or plain.
-        verify: every class must have 500 (train) or 100 (test) images; False reads any number of records.
+        verify: require 500 (train) or 100 (test) images of every class; False accepts any number of records.
     """
     folder, per_class = data_root(root) / "cifar-100-binary", {"train": 500, "test": 100}
     return _read_split(folder, split, CIFAR100_FILES, CIFAR100_CLASSES, per_class, verify, {})
@@ -79,7 +79,7 @@ def cifar100_fifth(split: str = "train", root: str | Path | None = None, *, veri
         split: "train" or "test".
         root: contains the folder cifar100-fifth with train.bin and test.bin in the format of CIFAR-100, gzipped or
             plain.
-        verify: compare with the checksums of the library; False reads any number of records.
+        verify: compare with the checksums of the library; False accepts any number of records.
     """
     folder, per_class = data_root(root) / "cifar100-fifth", {"train": 100, "test": 50}
     return _read_split(folder, split, CIFAR100_FILES, CIFAR100_CLASSES, per_class, verify, FIFTH_SHA256)
@@ -98,7 +98,7 @@ def _read_split(
     require_choice("split", split, files)
     advice = f"Put the binary version of the data set, gzipped or plain, in the folder {folder.name}."
     label_bytes = 2 if classes is CIFAR100_CLASSES else 1  # see _parse_records
-    # One record more than a file should have is enough to see that it is too long.
+    # Reading one record more than expected is enough to detect a file that is too long.
     records_per_file = per_class[split] * len(classes) // len(files[split])
     limit = (records_per_file + 1) * (label_bytes + PIXEL_BYTES) if verify else None
     parts = []
@@ -128,7 +128,7 @@ def _parse_records(content: bytes, label_bytes: int, num_classes: int, path: Pat
     record_bytes = label_bytes + PIXEL_BYTES
     if not content or len(content) % record_bytes:
         raise DamagedData(f"{path} must contain complete records of {record_bytes} bytes, not {len(content)} bytes")
-    # A bytearray, because torch warns about memory that it must not write to.
+    # `frombuffer` warns about read-only memory, so copy to a bytearray.
     records = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, record_bytes)
     labels = records[:, label_bytes - 1].to(torch.int64)
     if int(labels.max()) >= num_classes:

@@ -139,7 +139,7 @@ class Graph:
             require(low >= 0 and high < nodes, "edge_index", f"nodes in 0..{nodes - 1}", (low, high))
         for name, mask in (("train", self.train), ("val", self.val), ("test", self.test)):
             require_tensor(name, mask, torch.bool, f"({nodes},)", mask.shape == (nodes,))
-        # A node in two sets would leak from training to the test.
+        # A node in two sets would leak from training to testing.
         shared = int((self.train.int() + self.val.int() + self.test.int() > 1).sum())
         require(not shared, "train, val and test", "disjoint", f"{shared} shared nodes")
 
@@ -156,19 +156,21 @@ class Graph:
 def relabel(
     labels: Int64[Tensor, " items"], known: Sequence[str], classes: Sequence[str]
 ) -> tuple[Int64[Tensor, " positions"], Int64[Tensor, " positions"]]:
-    """Return the positions of the items of some of the `known` classes, and their labels 0, 1, ... in the given order.
+    """Return the positions of the items of `classes`, and their new labels 0, 1, ... in the order of `classes`.
+
+    `known` are the names of the old labels.
 
     >>> relabel(torch.tensor([0, 1, 2, 1]), "abc", "cb")
     (tensor([1, 2, 3]), tensor([1, 0, 1]))
     """
     require_different_names(classes)
-    number = {name: label for label, name in enumerate(known)}
+    old_label = {name: label for label, name in enumerate(known)}
     # A table from old to new labels relabels all items with one index operation.
     dropped = len(classes)  # the new label of all other classes
     new_labels = torch.full((len(known),), dropped, dtype=torch.int64)
     for label, name in enumerate(classes):
-        require(name in number, "classes", f"among the {len(number)} classes of the data", name)
-        new_labels[number[name]] = label
+        require(name in old_label, "classes", f"among the {len(old_label)} classes of the data", name)
+        new_labels[old_label[name]] = label
     positions = (new_labels[labels] < dropped).nonzero().flatten()
     return positions, new_labels[labels[positions]]
 
@@ -184,7 +186,7 @@ def to_positions(indices: Indices, count: int) -> Int64[Tensor, " positions"]:
         return index.nonzero().flatten()
     if index.ndim != 1 or index.is_floating_point() or index.is_complex():
         raise ValueError(f"indices must be 1-d integers or booleans, not {index.dtype} {tuple(index.shape)}")
-    index = index.long()  # smaller integer types do not support comparisons or indexing
+    index = index.long()  # not all smaller integer types support comparison and indexing
     if index.min() < 0 or index.max() >= count:
         raise IndexError(f"indices must be in 0..{count - 1}, not {int(index.min())}..{int(index.max())}")
     return index

@@ -36,7 +36,7 @@ class Embeddings:
 
 
 def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
-    """Write the matrix, and a .json file with the same name; return the path of the latter."""
+    """Write the matrix and a .json file next to it; return the path of the .json file."""
     description = path.with_suffix(".json")
     labels = None if embeddings.labels is None else embeddings.labels.tolist()
     content = {"note": MARK, "names": embeddings.names, "labels": labels, "classes": embeddings.classes}
@@ -92,37 +92,40 @@ def read_array(path: Path) -> np.ndarray:
         raise DamagedData(f"{path} is not a readable .npy file: {' '.join(reason.split())}") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or not array.ndim:
         raise DamagedData(f"{path} must hold an array of real numbers, not {getattr(array, 'dtype', type(array))}")
-    if array.dtype.itemsize > 8:
+    if array.dtype.itemsize > 8:  # long double, which torch does not have
         return array.astype(np.float64)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _with_description(path: Path, bare: Embeddings) -> Embeddings:
+def _with_description(path: Path, matrix: Embeddings) -> Embeddings:
+    """Return the embeddings with the names, labels and classes of the .json file next to them, if there is one."""
     description = path.with_suffix(".json")
     if not description.is_file():
-        return bare
+        return matrix
     try:
         content = json.loads(description.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise DamagedData(f"{description} is not readable JSON: {error}") from None
     if not isinstance(content, Mapping) or not {"names", "labels", "classes"} <= set(content):
-        return bare  # an unrelated file with this name
-    names, labels, classes = (_listed(description, content, key) for key in ("names", "labels", "classes"))
+        return matrix  # an unrelated file with this name
+    names, labels, classes = (_list_or_none(description, content, key) for key in ("names", "labels", "classes"))
     for key, values in (("names", names), ("labels", labels)):
-        if values is not None and len(values) != len(bare.features):
+        if values is not None and len(values) != len(matrix.features):
             raise DamagedData(
-                f"{description} must have {len(bare.features)} {key}, as many as {path.name}, not {len(values)}"
+                f"{description} must have {len(matrix.features)} {key}, as many as {path.name}, not {len(values)}"
             )
-    tensor = bare.labels
-    if tensor is None and labels is not None:
-        tensor = torch.tensor(labels, dtype=torch.int64)
+    label_tensor = matrix.labels
+    if label_tensor is None and labels is not None:
+        label_tensor = torch.tensor(labels, dtype=torch.int64)
     texts = [None if values is None else tuple(map(str, values)) for values in (names, classes)]
-    return Embeddings(bare.features, tensor, *texts)
+    return Embeddings(matrix.features, label_tensor, *texts)
 
 
-def _listed(path: Path, content: Mapping[str, Any], key: str) -> list[Any] | None:
+def _list_or_none(path: Path, content: Mapping[str, Any], key: str) -> list[Any] | None:
     values = content[key]
     is_list = values is None or isinstance(values, list)
     if not is_list or (key == "labels" and not all(is_integer(label, -(2**63), 2**63 - 1) for label in values or ())):
-        raise DamagedData(f"{path}: {key} must be a list{' of integers' * (key == 'labels')} or null")
+        raise DamagedData(
+            f"{path}: {key} must be a list{' of integers' * (key == 'labels')} or null, not {values!r:.80}"
+        )
     return values

@@ -63,18 +63,18 @@ def youtube_faces(root: str | Path | None = None, *, size: Size = FACE_SIZE, fra
     folder = _folder(data_root(root), ("ytf", "YTF", "YouTubeFaces"), "splits.txt and the frames")
     images = _folder(folder, ("aligned_images_DB", "frame_images_DB"), "one folder per person and video")
     lists = [folder / name for name in ("splits.txt", "Splits.txt")]
-    listed = next((path for path in lists if path.is_file()), None)
-    if listed is None:
+    pair_list = next((path for path in lists if path.is_file()), None)
+    if pair_list is None:
         raise MissingData(f"{lists[0]} not found. It lists the pairs of videos.")
     videos: dict[str, int] = {}
     rows = []
-    for number, line in enumerate(read_text(listed).splitlines(), start=1):
+    for number, line in enumerate(read_text(pair_list).splitlines(), start=1):
         fields = [field.strip() for field in line.split(",")]
         is_heading = number == 1 and not fields[0].isdecimal()
         if is_heading or not line.strip():
             continue
         if len(fields) != YTF_FIELDS or not fields[0].isdecimal() or fields[4] not in ("0", "1"):
-            raise DamagedData(f"{listed} line {number} must be `split, number, video, video, 0|1`, not {line!r}")
+            raise DamagedData(f"{pair_list} line {number} must be `split, number, video, video, 0|1`, not {line!r}")
         first, second = (videos.setdefault(name, len(videos)) for name in fields[2:4])
         rows.append((first, second, fields[4] == "1", int(fields[0]) - 1))
     names: list[str] = []
@@ -82,8 +82,8 @@ def youtube_faces(root: str | Path | None = None, *, size: Size = FACE_SIZE, fra
     for video, label in videos.items():
         files = image_files(images / video) if (images / video).is_dir() else []
         if not files:
-            raise DamagedData(f"{images / video} must contain the frames of a video that {listed} names")
-        chosen = [files[at] for at in spaced_positions(len(files), frames)]
+            raise DamagedData(f"{images / video} must contain the frames of a video that {pair_list} names")
+        chosen = [files[position] for position in spaced_positions(len(files), frames)]
         names += [f"{video}/{file}" for file in chosen]
         labels += [label] * len(chosen)
     return VideoPairs(_files(images, names, labels, list(videos), size), pairs_from_rows(rows))
@@ -94,7 +94,7 @@ def megaface(root: str | Path | None = None, *, size: Size = FACE_SIZE, distract
 
     Reads facescrub_features_list.json and megaface_features_list.json_N_1 (lists of paths) in the folder templatelists
     of megaface or of megaface/devkit, and the images in the folders facescrub_images and megaface_images. Images in
-    facescrub_noises.txt and megaface_noises.txt, which list wrong labels and hidden probes, are left out.
+    facescrub_noises.txt and megaface_noises.txt, which list wrong labels and distractors that show probes, are omitted.
 
     Args:
         root: contains the folder megaface.
@@ -104,14 +104,16 @@ def megaface(root: str | Path | None = None, *, size: Size = FACE_SIZE, distract
     folder = _folder(data_root(root), ("megaface", "MegaFace"), "templatelists, facescrub_images and megaface_images")
     lists = _folder(folder, ("templatelists", "devkit/templatelists"), "the lists of the development kit")
     probes = _folder(folder, ("facescrub_images", "FaceScrub"), "the images of FaceScrub")
-    others = _folder(folder, ("megaface_images", "FlickrFinal2"), "the images of MegaFace")
-    names = _listed(lists / "facescrub_features_list.json", folder / "facescrub_noises.txt")
+    distractor_images = _folder(folder, ("megaface_images", "FlickrFinal2"), "the images of MegaFace")
+    names = _read_list(lists / "facescrub_features_list.json", folder / "facescrub_noises.txt")
     people = [name.split("/")[0] for name in names]
-    position = {person: label for label, person in enumerate(sorted(set(people)))}
-    other_names = _listed(lists / f"megaface_features_list.json_{distractors}_1", folder / "megaface_noises.txt")
+    label_of = {person: label for label, person in enumerate(sorted(set(people)))}
+    distractor_names = _read_list(
+        lists / f"megaface_features_list.json_{distractors}_1", folder / "megaface_noises.txt"
+    )
     return MegaFace(
-        _files(probes, names, [position[person] for person in people], list(position), size),
-        _files(others, other_names, [0] * len(other_names), ["distractor"], size),
+        _files(probes, names, [label_of[person] for person in people], list(label_of), size),
+        _files(distractor_images, distractor_names, [0] * len(distractor_names), ["distractor"], size),
     )
 
 
@@ -123,8 +125,8 @@ def _folder(base: Path, names: Sequence[str], content: str) -> Path:
     raise MissingData(f"{names[0]} not found in {base}. It contains {content}.")
 
 
-def _listed(path: Path, noises: Path) -> list[str]:
-    """Return the paths of a JSON list, without those in a text file of paths, if there is one."""
+def _read_list(path: Path, noises: Path) -> list[str]:
+    """Return the paths of a JSON list, without those that the text file `noises` lists, if it exists."""
     if not path.is_file():
         raise MissingData(f"{path} not found. It is part of the development kit of MegaFace.")
     try:
@@ -135,9 +137,9 @@ def _listed(path: Path, noises: Path) -> list[str]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedData(f"{path} must be a JSON object with a list of paths: {error!r}") from None
     lines = read_text(noises).splitlines() if noises.is_file() else []
-    left_out = {line.strip() for line in lines if line.strip() and not line.startswith("#")}
-    # The lists of noises give the name of a file, or its path.
-    remaining = [name for name in names if name not in left_out and name.rpartition("/")[2] not in left_out]
+    excluded = {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+    # A line of `noises` is a file name or a path.
+    remaining = [name for name in names if name not in excluded and name.rpartition("/")[2] not in excluded]
     if not remaining:
         raise DamagedData(f"{path} must list at least one image that {noises.name} does not exclude")
     return remaining

@@ -54,7 +54,7 @@ def image_folder(
         DamagedData: if a file is not a readable image or has more than 64 MiB.
     """
     shape = height_and_width(size)
-    # Files are decoded one by one in the order of the source, then sorted: an archive is read in one pass.
+    # Decode in the order of the source and sort afterwards, so that an archive is read in one pass.
     images: dict[str, Tensor] = {}
     for name, read in _entries(Path(root).expanduser(), classes):
         images[name] = decode_image(read(), name, size=shape, grey=grey)
@@ -80,7 +80,7 @@ def _sorted_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
-    """Return the images of a folder or archive, without reading them. After the last one, classes are checked."""
+    """Return an iterator over the images of a folder or archive. At its end, missing and empty classes are reported."""
     require_different_names(classes or ())
     if source.is_dir():
         return _folder_entries(source, classes)
@@ -102,7 +102,7 @@ def _folder_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_En
     report_classes(source, present, empty, classes)
 
 
-MAX_HEADER_BYTES = 2**20  # of a long name, or of the attributes of a file
+MAX_HEADER_BYTES = 2**20  # of an entry that holds a long name or the attributes of a file
 
 
 class StrictHeader(tarfile.TarInfo):
@@ -114,7 +114,7 @@ class StrictHeader(tarfile.TarInfo):
         try:
             header = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
-            if buf == bytes(tarfile.BLOCKSIZE):  # a block of zeros is the real end
+            if buf == bytes(tarfile.BLOCKSIZE):  # a block of zeros ends an archive
                 raise
             raise tarfile.ReadError(str(error)) from error
         # `tarfile` reads the long names and attributes that such entries hold into memory.
@@ -125,6 +125,7 @@ class StrictHeader(tarfile.TarInfo):
 
 
 def _archive_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
+    """Yield the images of an archive. Each must be read before the next one is requested."""
     parent: tuple[str, ...] | None = None  # the path above the class folders
     folders: list[PurePosixPath] = []
     names: set[str] = set()
@@ -169,7 +170,7 @@ def _archive_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_E
 
 
 def _read_to_end(archive: tarfile.TarFile) -> None:
-    """Read the rest of an archive, so that compressed files compare their checksum. Only zeros may follow."""
+    """Read the rest of an archive, so that the checksum of a compressed file is verified. Only zeros may follow."""
     assert archive.fileobj is not None
     while chunk := archive.fileobj.read(2**16):
         if chunk.strip(b"\0"):
@@ -197,7 +198,7 @@ def _stack(images: list[Tensor], names: Sequence[str]) -> Tensor:
 def open_images(
     paths: Sequence[str | Path], *, size: Size = None, grey: bool | None = None, fit: str = "stretch"
 ) -> tuple[FileSource | TensorSource, bool]:
-    """Return a source of images, and whether their folders are classes.
+    """Return a source of images, and True if their folders are classes.
 
     Args:
         paths: image files; or one folder of images; or one folder or archive with one folder per class.
@@ -205,14 +206,14 @@ def open_images(
         fit: "stretch" changes the aspect ratio; "crop" keeps it and cuts off what is outside the centre. An archive
             accepts "stretch" only.
     """
-    places = [Path(path).expanduser() for path in paths]
-    missing = next((place for place in places if not place.exists()), None)
+    locations = [Path(path).expanduser() for path in paths]
+    missing = next((location for location in locations if not location.exists()), None)
     if missing is not None:
         raise MissingData(f"{missing} not found")
-    if all(place.is_file() and is_image(place) for place in places):
-        return _unlabelled(Path(), list(map(str, places)), size, grey, fit), False
-    require(len(places) == 1, "images", "image files, or a single folder", list(map(str, paths)))
-    (folder,) = places
+    if all(location.is_file() and is_image(location) for location in locations):
+        return _unlabelled(Path(), list(map(str, locations)), size, grey, fit), False
+    require(len(locations) == 1, "images", "image files, or a single folder", list(map(str, paths)))
+    (folder,) = locations
     if not folder.is_dir():
         is_archive = folder.name.lower().endswith(ARCHIVE_SUFFIXES)
         accepted = f"image files, a folder or an archive ({', '.join(ARCHIVE_SUFFIXES)})"
@@ -221,14 +222,16 @@ def open_images(
         return TensorSource.of(image_folder(folder, size=size, grey=grey)), True
     if folder.resolve().name.startswith("."):
         raise MissingData(f"{folder} is a hidden folder; hidden folders are not read")
-    inside = sorted(folder.iterdir())
-    files = [path.name for path in inside if path.is_file() and is_image(path)]
+    children = sorted(folder.iterdir())
+    files = [path.name for path in children if path.is_file() and is_image(path)]
     if not files:
         return ImageFolderSource(folder, size=size, grey=grey, fit=fit), True
-    folders = [path for path in inside if path.is_dir() and not path.name.startswith(".")]
-    mixed = next((path.name for path in folders if any(map(is_image, path.iterdir()))), None)
-    if mixed is not None:
-        raise ValueError(f"{folder} must contain either images or folders of images, but has {files[0]} and {mixed}/")
+    folders = [path for path in children if path.is_dir() and not path.name.startswith(".")]
+    image_subfolder = next((path.name for path in folders if any(map(is_image, path.iterdir()))), None)
+    if image_subfolder is not None:
+        raise ValueError(
+            f"{folder} must contain either images or folders of images, but has {files[0]} and {image_subfolder}/"
+        )
     return _unlabelled(folder, files, size, grey, fit), False
 
 

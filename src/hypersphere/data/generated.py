@@ -1,4 +1,4 @@
-"""Generated data: patterns with noise for trials that need no files, and stand-ins with the shape of published data."""
+"""Generated data: patterns with noise, which need no files, and samples with the shape of published data sets."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class HuggingFaceSource(ImageSource):
         datasets = require_package("datasets", "datasets", "data")
         for column in (image, label):
             require(column in dataset.column_names, "column", f"one of {', '.join(dataset.column_names)}", column)
-        # Encoded images, so that decoding has the limits and the error messages of all other sources.
+        # Keep images encoded, so that decoding has the limits and error messages of all other sources.
         self.dataset = dataset.cast_column(image, datasets.Image(decode=False))
         self.image = image
         values = dataset[label]

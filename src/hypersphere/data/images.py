@@ -17,7 +17,7 @@ from hypersphere._validation import is_integer, printable, require, require_pack
 from hypersphere.data._files import DamagedData
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-# What Pillow may decode, whatever the suffix. Other decoders, such as that of PostScript, run external programs.
+# Formats that Pillow may decode, whatever the suffix. Some other decoders, such as PostScript, run external programs.
 IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 MAX_IMAGE_BYTES = 64 * 2**20  # a compressed photo has a few MiB
 MAX_IMAGE_PIXELS = 2**26  # 8,192 x 8,192; a small file can announce many more and fill the memory
@@ -56,7 +56,7 @@ def is_image(path: PurePath) -> bool:
 
 
 def height_and_width(size: Size) -> tuple[int, int] | None:
-    """Return the (height, width) that `size` stands for: an int is a square."""
+    """Return `size` as (height, width), where an int means a square, or None."""
     pair = (size, size) if isinstance(size, int) else size
     fits = pair is None or (isinstance(pair, Sequence) and len(pair) == 2 and all(is_integer(s, 1) for s in pair))
     require(fits, "size", "a positive int, (height, width) or None", size)
@@ -100,7 +100,7 @@ def decode_image(
         max_pixels: largest number of pixels. The header is checked before anything is decoded.
 
     Raises:
-        BrokenSample: if this is not an image, or one with more than `max_pixels` pixels.
+        BrokenSample: if the content is not an image, or has more than `max_pixels` pixels.
     """
     with _opened(content, name) as image:
         _check_header(image, max_pixels)
@@ -136,7 +136,7 @@ def _opened(content: bytes, name: str) -> Iterator[Any]:
 
 
 def is_grey(image: Any) -> bool:
-    """Return True if an open image of Pillow has no colours."""
+    """Return True if an open Pillow image is greyscale."""
     return image.mode in ("1", "L", "LA")
 
 

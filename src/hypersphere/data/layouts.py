@@ -44,8 +44,8 @@ def imagenet(root: Path | None, *, size: Size = 224, fit: str = "crop", margin: 
     validation images, which keeps their centre; the augmentation `window` does it at random for training images.
     """
     sides = height_and_width(size)
-    most = math.inf if sides is None else min(sides) - 1
-    fits = is_integer(margin, 0) and margin <= most
+    largest = math.inf if sides is None else min(sides) - 1
+    fits = is_integer(margin, 0) and margin <= largest
     require(fits, "data.margin", f"an integer >= 0 below the size {size}", margin)
     base = data_root(root)
     candidates = [base / name for name in ("imagenet", "ImageNet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")]
@@ -54,7 +54,7 @@ def imagenet(root: Path | None, *, size: Size = 224, fit: str = "crop", margin: 
     train = ImageFolderSource(folder / "train", **options)
     if class_folders(folder / "val", None):
         joined = join_sources(train, ImageFolderSource(folder / "val", **options))
-        return _without_margin(joined, margin)
+        return _crop_validation(joined, margin)
     solutions = [base / "LOC_val_solution.csv", folder / "LOC_val_solution.csv", folder.parent / "LOC_val_solution.csv"]
     solution = next((path for path in solutions if path.is_file()), None)
     if solution is None:
@@ -68,11 +68,11 @@ def imagenet(root: Path | None, *, size: Size = 224, fit: str = "crop", margin: 
 
     names = Names(scan())
     labels, classes = codes.labels(train.classes)
-    return _without_margin(DataSplit(train, FileSource(folder / "val", names, labels, classes, **options)), margin)
+    return _crop_validation(DataSplit(train, FileSource(folder / "val", names, labels, classes, **options)), margin)
 
 
-def _without_margin(split: DataSplit, margin: int) -> DataSplit:
-    """Return data whose validation images have lost a margin."""
+def _crop_validation(split: DataSplit, margin: int) -> DataSplit:
+    """Crop the validation images at their centre, to `margin` pixels less in height and width."""
     assert split.validation is not None
     return replace(split, validation=CenterCropped(split.validation, margin)) if margin else split
 
@@ -87,7 +87,7 @@ def mini_imagenet(root: Path | None, *, size: Size = 84, fit: str = "crop", vali
     require(validation in ("val", "test"), "data.validation", "'val' or 'test'", validation)
     base = data_root(root)
     candidates = [base / name for name in ("mini-imagenet", "mini_imagenet", "miniImageNet")]
-    folder = next((place for place in candidates if place.is_dir()), None)
+    folder = next((path for path in candidates if path.is_dir()), None)
     if folder is None:
         raise MissingData(f"mini-imagenet not found in {base}. Put train, val and test there, as lists or as folders.")
     options: dict[str, Any] = {"size": size, "grey": False, "fit": fit}
@@ -128,8 +128,8 @@ def _faces(names: Sequence[str], about: str) -> Callable[..., DataSplit]:
         is_record = (folder / "train.rec").is_file()
         source: Source = RecordSource(folder, **options) if is_record else ImageFolderSource(folder, **options)
         if exclude is not None:
-            left_out = {line.strip() for line in read_text(folder / exclude).splitlines()}
-            source = of_classes(source, [name for name in source.classes if name not in left_out])
+            excluded = {line.strip() for line in read_text(folder / exclude).splitlines()}
+            source = of_classes(source, [name for name in source.classes if name not in excluded])
         if validation == "class":
             return split_by_class(source, held_out, seed)
         return with_verification(source, folder, validation, root, options)
@@ -160,8 +160,8 @@ def with_verification(
         pairs = lfw_pairs(root, names=faces.names)
         return DataSplit(source, faces, open_set=True, pairs=pairs)
     require(validation.endswith(".bin"), "data.validation", "'class', 'lfw' or the name of a .bin file", validation)
-    tested = BinSource(folder / validation, **options)
-    return DataSplit(source, tested, open_set=True, pairs=tested.pairs)
+    verification = BinSource(folder / validation, **options)
+    return DataSplit(source, verification, open_set=True, pairs=verification.pairs)
 
 
 def modelnet40(root: Path | None, *, points: int = 1024) -> DataSplit:
@@ -222,21 +222,23 @@ class PointFileSource:
 
 
 def _resampled(folder: Path, part: str, classes: Sequence[str], points: int) -> PointFileSource:
-    listed = folder / f"modelnet40_{part}.txt"
-    shapes = read_text(listed).split()
-    position = {name: label for label, name in enumerate(classes)}
+    """Return the clouds of a list of text files."""
+    list_path = folder / f"modelnet40_{part}.txt"
+    shapes = read_text(list_path).split()
+    label_of = {name: label for label, name in enumerate(classes)}
     labels = []
     for shape in shapes:
-        # airplane_0001, night_stand_0001
+        # Such as airplane_0001 and night_stand_0001.
         class_name = shape.rpartition("_")[0]
-        if class_name not in position:
-            raise DamagedData(f"{listed} must list shapes of the {len(classes)} classes, not {shape!r}")
-        labels.append(position[class_name])
+        if class_name not in label_of:
+            raise DamagedData(f"{list_path} must list shapes of the {len(classes)} classes, not {shape!r}")
+        labels.append(label_of[class_name])
     names = Names(f"{shape.rpartition('_')[0]}/{shape}.txt" for shape in shapes)
     return PointFileSource(folder, names, torch.tensor(labels, dtype=torch.int64), classes, points)
 
 
 def _meshes(folder: Path, part: str, classes: Sequence[str], points: int) -> PointFileSource:
+    """Return the clouds of the meshes CLASS/PART/*.off."""
     class_files = [sorted((folder / name / part).glob("*.off")) for name in classes]
     names = Names(f"{file.parent.parent.name}/{part}/{file.name}" for files in class_files for file in files)
     labels = torch.arange(len(classes)).repeat_interleave(torch.tensor([len(files) for files in class_files]))
@@ -248,13 +250,15 @@ def _parse_points(content: str, count: int) -> NDArray[np.float64]:
     rows = [line.split(",")[:3] for line in content.splitlines()[:count]]
     cloud = np.array(rows, dtype=np.float64)
     if cloud.shape != (count, 3) or not np.isfinite(cloud).all():
-        raise ValueError(f"it must have {count} lines of at least three numbers, not {len(rows)}")
+        raise ValueError(
+            f"it must begin with {count} lines of at least three finite numbers, but has {len(rows)} lines"
+        )
     return cloud
 
 
 def _parse_off(content: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return vertices (V, 3) and triangles (F, 3) of a mesh. Faces with more corners become fans of triangles."""
-    # Some files of ModelNet lack the line break after OFF.
+    # Skip three characters rather than a line, because some files of ModelNet lack the line break after OFF.
     if not content.startswith("OFF"):
         raise ValueError(f"it must begin with OFF, not {content[:10]!r}")
     fields = content[3:].split()
@@ -267,10 +271,10 @@ def _parse_off(content: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     for _ in range(face_count):
         corners = [int(field) for field in fields[end + 1 : end + 1 + int(fields[end])]]
         end += 1 + len(corners)
-        triangles += [(corners[0], corners[at], corners[at + 1]) for at in range(1, len(corners) - 1)]
+        triangles += [(corners[0], corners[i], corners[i + 1]) for i in range(1, len(corners) - 1)]
     faces = np.array(triangles, dtype=np.int64).reshape(-1, 3)
     if not len(faces) or faces.min() < 0 or faces.max() >= vertex_count or not np.isfinite(vertices).all():
-        raise ValueError("its faces must refer to its vertices")
+        raise ValueError("its vertices must be finite, and its faces must refer to them")
     return vertices, faces
 
 
@@ -278,7 +282,7 @@ def _surface_points(
     vertices: NDArray[np.float64], faces: NDArray[np.int64], count: int, seed: int
 ) -> NDArray[np.float64]:
     """Return random points, uniformly distributed on the surface of a mesh."""
-    corner, first, second = (vertices[faces[:, at]] for at in range(3))
+    corner, first, second = (vertices[faces[:, i]] for i in range(3))
     areas = np.linalg.norm(np.cross(first - corner, second - corner), axis=1) / 2
     if not areas.sum() > 0:
         raise ValueError("its surface must have a positive area")
@@ -290,6 +294,7 @@ def _surface_points(
 
 
 def _first_folder(candidates: Sequence[Path], part: str, advice: str) -> Path:
+    """Return the first folder that has the subfolder `part`."""
     for folder in candidates:
         if (folder / part).is_dir():
             return folder

@@ -16,7 +16,7 @@ ADVICE = (
     "Put the images (NAME/NAME_0001.jpg under a folder lfw, or an archive of it) "
     "with pairs.txt and people.txt of View 2 in the folder lfw."
 )
-# Of the published lists. Copies of the images differ (original, aligned, cropped), so they are not verified.
+# Checksums of the published lists. Images are not verified, because copies differ (original, aligned, cropped).
 SHA256 = {
     "pairs.txt": "ea42330c62c92989f9d7c03237ed5d591365e89b3e649747777b70e692dc1592",
     "people.txt": "bc8fa2b7f25c895cf7efb6de4f4fc27ca8b8d1cfa63350ad8b96eae2b198d365",

@@ -33,7 +33,7 @@ class ListSource(FileSource):
         images: folder to which relative paths refer; by default that of the list.
         path_column: column of the paths.
         label_column: column of the labels.
-        where: (column, values): read only rows with one of these values.
+        where: (column, values), to read only rows with one of these values in the column.
         classes: names of the classes in their order, if they are known. Labels are then names or positions.
         size, grey, fit: see ImageSource.
     """
@@ -51,23 +51,23 @@ class ListSource(FileSource):
         grey: bool | None = None,
         fit: str = "stretch",
     ) -> None:
-        listed = Path(file).expanduser()
+        list_file = Path(file).expanduser()
         columns = [path_column, label_column, *([where[0]] if where is not None else [])]
         codes = LabelCodes()
 
         def scan() -> Iterator[str]:
-            for number, (path, label, *filtered) in read_rows(listed, columns):
+            for number, (path, label, *filtered) in read_rows(list_file, columns):
                 if where is None or filtered[0] in where[1]:
-                    _require_filled(listed, number, path_column, path)
-                    _require_filled(listed, number, label_column, label)
+                    _require_filled(list_file, number, path_column, path)
+                    _require_filled(list_file, number, label_column, label)
                     codes.append(label)
                     yield path
 
         names = Names(scan())
         if not len(names):
             condition = "" if where is None else f" with {where[0]} {' or '.join(where[1])}"
-            raise MissingData(f"{listed} lists no images{condition}")
-        folder = listed.parent if images is None else Path(images).expanduser()
+            raise MissingData(f"{list_file} lists no images{condition}")
+        folder = list_file.parent if images is None else Path(images).expanduser()
         labels, classes = codes.labels(classes)
         super().__init__(folder, names, labels, classes, size=size, grey=grey, fit=fit)
 
@@ -97,7 +97,7 @@ class LabelCodes:
 
         Args:
             classes: the classes in their order, if known. Labels are then their names or, as integers, positions.
-            prefer_positions: whether integers are positions if the classes are integers, too, and both are possible.
+            prefer_positions: if the classes are integers too, read labels as positions where all of them can be.
         """
         names = sort_classes(self._code_of) if classes is None else list(classes)
         position = {name: label for label, name in enumerate(names)}
@@ -109,13 +109,13 @@ class LabelCodes:
             if label >= len(names):
                 raise DamagedData(f"labels must be names or positions of the {len(names)} classes, not {text!r}")
             label_of_code.append(label)
-        # Through NumPy, which copies the whole buffer; torch would copy it number by number.
+        # NumPy copies the buffer at once; torch would copy it number by number.
         codes = torch.from_numpy(np.array(self._codes, dtype=np.int64))
         return torch.tensor(label_of_code, dtype=torch.int64)[codes], names
 
 
 def _position(text: str) -> float:
-    """Return the number that a text stands for, and ∞ if it stands for none."""
+    """Return a text as an integer >= 0, or ∞ if it is not one."""
     return int(text) if text.isdecimal() and len(text) < 19 else math.inf
 
 
@@ -127,7 +127,7 @@ def sort_classes(names: Iterable[str]) -> list[str]:
 
 
 def read_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each row and the values of these columns as text.
+    """Yield the number of each row, counted from 1, and the values of these columns as text.
 
     Raises:
         MissingData: if the file does not exist.

@@ -1,4 +1,4 @@
-"""Batches of a source, in memory or decoded by worker processes, with exact resume in the middle of an epoch."""
+"""Batches of a source, in memory or decoded by worker processes. Iteration can resume exactly within an epoch."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Loader:
         batch_size: samples per batch, summed over processes.
         sampler: draws the order of each epoch.
         workers: processes that decode samples; 0 decodes in this process.
-        broken: "error" raises the BrokenSample, "skip" continues.
-        rank, world: number of this process, and number of processes.
+        broken: "error" raises a `BrokenSample`; "skip" continues.
+        rank, world: index of this process, and number of processes.
         pin: copy decoded batches to pinned memory, for faster transfers to a GPU.
 
     Attributes:
-        skipped: names of the samples that could not be decoded, with the reason.
+        skipped: for each sample that could not be decoded, its name and the reason.
 
     Example:
         >>> from hypersphere.data import SAMPLERS
@@ -66,7 +66,7 @@ class Loader:
     ) -> None:
         require(len(source) > 0, "source", "a source with at least one sample", len(source))
         labels = sampler.labels
-        require(len(labels) == len(source), "sampler", f"one of {len(source)} samples", f"one of {len(labels)}")
+        require(len(labels) == len(source), "sampler", f"a sampler of {len(source)} labels", f"one of {len(labels)}")
         require(is_integer(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
         require(is_integer(workers, 0), "workers", "an integer >= 0", workers)
         require(broken in ("error", "skip"), "broken", "'error' or 'skip'", broken)
@@ -75,12 +75,12 @@ class Loader:
         self.broken, self.rank, self.world = broken, rank, world
         self.skipped: dict[str, str] = {}
         self._sizes = batch_sizes(len(sampler), batch_size)
-        # While an epoch runs: the generator state that drew its order, and the number of batches already yielded.
+        # During an epoch: the generator state before its order was drawn, and the number of batches already yielded.
         self._start: Tensor | None = None
         self._done = 0
         self._resumes = False
         self._workers, self._pin = workers, pin
-        self._decoder: Any = None  # made by the first iteration, because it starts processes
+        self._decoder: Any = None  # created by the first iteration, because it starts processes
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
@@ -93,7 +93,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self._resumes and self._start is not None:
-            # The generator has already been advanced by the order of this epoch, so a copy draws it again.
+            # The generator has already advanced past the order of this epoch, so a second generator draws it again.
             generator = torch.Generator(self.generator.device)
             generator.set_state(self._start)
         else:
@@ -105,10 +105,10 @@ class Loader:
         parts = [rows_of_rank(batch, self.rank, self.world) for batch in batches]
         for part, (inputs, failures) in zip(parts, self._read([rows for rows, _ in parts]), strict=True):
             done += 1
-            self._start, self._done = start, done  # of the iteration that yielded last, if there are several
+            self._start, self._done = start, done  # if several iterators are active, the last one to yield counts
             rows, is_ignored = part
             labels = torch.full_like(rows, IGNORED_LABEL) if is_ignored else self.source.labels[rows]
-            yield self._replaced(inputs, labels, failures)
+            yield self._handle_failures(inputs, labels, failures)
         self._start, self._done = None, 0
 
     @property
@@ -153,7 +153,7 @@ class Loader:
         self._start = state["order"] if self._resumes else None
 
     def _read(self, parts: list[Tensor]) -> Iterator[tuple[Tensor | None, dict[int, Exception]]]:
-        """Return an iterator over the inputs of each batch and the errors by row; None if no input was readable."""
+        """Iterate over the inputs of each batch, None if none is readable, and the errors by row."""
         if isinstance(self.source, TensorSource):
             inputs = self.source.inputs
             return ((inputs[rows], {}) for rows in parts)
@@ -162,14 +162,14 @@ class Loader:
         self._decoder.batch_sampler.batches = parts
         return iter(self._decoder)
 
-    def _replaced(
+    def _handle_failures(
         self, inputs: Tensor | None, labels: Tensor, failures: Mapping[int, Exception]
     ) -> tuple[Tensor, Tensor]:
-        """Raise the error of a batch, or note its broken samples and ignore their labels."""
+        """Raise the first error of a batch, or record its broken samples and set their labels to be ignored."""
         for row, error in failures.items():
             if self.broken == "error" or not isinstance(error, BrokenSample):
-                # A copy: the traceback of the error refers to this frame, and the frame to the error. Workers in such a
-                # cycle are freed by the garbage collector, which takes ten seconds.
+                # Raise a copy, because the traceback of an error refers to this frame, and the frame to the error. Such
+                # a cycle would keep the workers alive until garbage collection, which then takes ten seconds.
                 raise copy.copy(error) from None
             self.skipped[error.name] = error.reason
             labels[row] = IGNORED_LABEL
@@ -229,7 +229,7 @@ class Batches(Loader):
         _require_state(state)
         saved, expected = {"shuffled": state["order"] is not None}, {"shuffled": self._shuffled}
         require(saved == expected, "state", f"a state of batches with {expected}", saved)
-        unused = self.generator.get_state()  # without shuffling
+        unused = self.generator.get_state()  # any valid state, if the order is not shuffled
         super().load_state_dict(state if self._shuffled else {**state, "order": unused, "generator": unused})
 
 
@@ -252,7 +252,7 @@ def batch_sizes(count: int, size: int) -> list[int]:
 
 
 def rows_of_rank(batch: Tensor, rank: int, world: int) -> tuple[Tensor, bool]:
-    """Return the rows of a batch for one process, and whether their labels are to be ignored.
+    """Return the rows of a batch for one process, and True if their labels must be ignored.
 
     Process r of R gets every R-th row. Each gets at least two rows, because BatchNorm needs two. A batch that is too
     small is divided among the first processes; the others get two rows that are ignored.
@@ -266,7 +266,7 @@ def rows_of_rank(batch: Tensor, rank: int, world: int) -> tuple[Tensor, bool]:
     return (batch[rank::parts], False) if rank < parts else (batch[:2], True)
 
 
-class _Batches:
+class _PresetBatches:
     """A batch sampler whose batches are set before each epoch."""
 
     def __init__(self) -> None:
@@ -279,7 +279,7 @@ class _Batches:
         return (rows.tolist() for rows in self.batches)
 
 
-class _Samples:
+class _CatchErrors:
     """A map-style data set that returns the error of a broken sample instead of raising it.
 
     An error raised in a worker process would arrive with another type and with a traceback in its message.
@@ -304,18 +304,19 @@ def _collate(samples: list[Tensor | Exception]) -> tuple[Tensor | None, dict[int
     readable = [sample for sample in samples if isinstance(sample, Tensor)]
     if not readable:
         return None, failures
-    return torch.stack([readable[0] if isinstance(one, Exception) else one for one in samples]), failures
+    return torch.stack([readable[0] if isinstance(sample, Exception) else sample for sample in samples]), failures
 
 
 def _decoder(source: Source, workers: int, pin: bool) -> Any:
+    """Return a data loader that decodes the batches of `_PresetBatches`."""
     torchdata = require_package("torchdata.stateful_dataloader", "torchdata", "train")
-    # All workers compare the size of images with that of the first one, so it is decoded before they are started.
+    # Workers compare the size of each image with that of the first one, so decode it before they start.
     first_sample(source)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*set_vital", category=UserWarning)  # torchdata 0.11 with torch 2.13
         return torchdata.StatefulDataLoader(
-            _Samples(source),
-            batch_sampler=_Batches(),
+            _CatchErrors(source),
+            batch_sampler=_PresetBatches(),
             collate_fn=_collate,
             num_workers=workers,
             persistent_workers=workers > 0,

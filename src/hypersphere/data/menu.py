@@ -62,6 +62,8 @@ VALIDATION_FOLDERS = ("val", "validation", "valid", "test")
 
 
 def _classification(loader: Callable[..., Any]) -> Callable[..., DataSplit]:
+    """Return a menu entry for a loader with the splits "train" and "test"."""
+
     def load(
         root: Path | None,
         *,
@@ -99,6 +101,7 @@ def _classification(loader: Callable[..., Any]) -> Callable[..., DataSplit]:
 
 
 def _pooled(source: TensorSource, pool: int) -> TensorSource:
+    """Average images over blocks of `pool` × `pool` pixels."""
     is_valid = is_integer(pool, 1) and (pool == 1 or source.inputs.ndim == 4)
     require(is_valid, "data.pool", "an integer >= 1, or 1 if the data are not images", pool)
     if pool == 1:
@@ -187,7 +190,7 @@ def _lfw(
 
 
 def _people(images: Path, at_least: int, size: Size, grey: bool | None) -> Source:
-    """Return the images of people with at least this number of them; no others are decoded."""
+    """Return the images of people who have at least this number of images; no others are decoded."""
     require(is_integer(at_least, 1), "data.at_least", "an integer >= 1", at_least)
     counts = Counter(name.split("/")[0] for name in image_names(images))
     people = [name for name in sorted(counts) if counts[name] >= at_least]
@@ -201,17 +204,17 @@ def _lfw_fold(root: Path | None, images: Path, fold: int, at_least: int, size: S
     require(is_integer(fold, 0, len(folds) - 1), "data.fold", f"in 0..{len(folds) - 1}", fold)
     names = image_names(images)
     counts = Counter(name.split("/")[0] for name in names)
-    tested = sorted(set(folds[fold]) & set(counts))
-    trained = [name for name in sorted(set(counts) - set(tested)) if counts[name] >= at_least]
-    require(bool(trained), "data.at_least", "small enough that people remain for training", at_least)
-    train = _folder_source(images, size=size, grey=grey, classes=trained)
+    validation_people = sorted(set(folds[fold]) & set(counts))
+    train_people = [name for name in sorted(set(counts) - set(validation_people)) if counts[name] >= at_least]
+    require(bool(train_people), "data.at_least", "small enough that people remain for training", at_least)
+    train = _folder_source(images, size=size, grey=grey, classes=train_people)
     is_grey = first_sample(train).shape[0] == 1  # both parts have the same number of channels
-    validation = _folder_source(images, size=size, grey=is_grey, classes=tested)
+    validation = _folder_source(images, size=size, grey=is_grey, classes=validation_people)
     pairs = lfw_pairs(root, names=names).split(fold)[1]
-    # The list refers to all images; validation has only those of the fold.
+    # Pairs refer to all images, but validation has only those of the fold.
     position = {validation.name(index): index for index in range(len(validation))}
     first, second = (
-        torch.tensor([position[names[place]] for place in end.tolist()]) for end in (pairs.first, pairs.second)
+        torch.tensor([position[names[index]] for index in side.tolist()]) for side in (pairs.first, pairs.second)
     )
     return DataSplit(train, validation, open_set=True, pairs=Pairs(first, second, pairs.same, 0 * pairs.fold))
 
@@ -238,18 +241,18 @@ def _image_folder(
     `at_least` drops training classes with fewer images. `pairs` is a file of verification pairs of validation images.
     Relative paths are resolved against `root`, if given. A compressed archive is decoded into memory.
     """
-    place = _resolve_path(root, path)
+    folder = _resolve_path(root, path)
     require(split in ("sample", "class", "folders"), "data.split", "'sample', 'class' or 'folders'", split)
     require(split != "folders" or held_out is None, "data.held_out", "unset with split=folders", held_out)
     read = partial(_folder_source, size=size, fit=fit)
-    train = read(place / "train" if split == "folders" else place, grey=grey)
+    train = read(folder / "train" if split == "folders" else folder, grey=grey)
     read_validation = None
     if split == "folders":
-        present = [name for name in VALIDATION_FOLDERS if (place / name).is_dir()]
+        present = [name for name in VALIDATION_FOLDERS if (folder / name).is_dir()]
         if not present:
-            raise MissingData(f"{place} must contain one of the folders {', '.join(VALIDATION_FOLDERS)} next to train")
-        read_validation = partial(read, place / present[0])
-    return _divide(train, at_least, read_validation, split, held_out, seed, _resolve_optional(root, pairs))
+            raise MissingData(f"{folder} must contain one of the folders {', '.join(VALIDATION_FOLDERS)} next to train")
+        read_validation = partial(read, folder / present[0])
+    return _with_validation(train, at_least, read_validation, split, held_out, seed, _resolve_optional(root, pairs))
 
 
 def _image_list(
@@ -280,17 +283,17 @@ def _image_list(
     """
     options: dict[str, Any] = {"size": size, "fit": fit, "path_column": path_column, "label_column": label_column}
     options["images"] = _resolve_optional(root, images)
-    listed = _resolve_path(root, path)
+    list_file = _resolve_path(root, path)
     require(validation is None or split_column is None, "data.validation", "unset with split_column", validation)
     _check_split(split, held_out, validation=validation, split_column=split_column)
     in_train, read_validation = None, None
     if split_column is not None:
         in_train = (split_column, ("train", "training"))
-        read_validation = partial(ListSource, listed, where=(split_column, VALIDATION_FOLDERS), **options)
+        read_validation = partial(ListSource, list_file, where=(split_column, VALIDATION_FOLDERS), **options)
     elif validation is not None:
         read_validation = partial(ListSource, _resolve_path(root, validation), **options)
-    train = ListSource(listed, where=in_train, grey=grey, **options)
-    return _divide(train, at_least, read_validation, split, held_out, seed, _resolve_optional(root, pairs))
+    train = ListSource(list_file, where=in_train, grey=grey, **options)
+    return _with_validation(train, at_least, read_validation, split, held_out, seed, _resolve_optional(root, pairs))
 
 
 def _shards(
@@ -315,9 +318,9 @@ def _shards(
     """
     _check_split(split, held_out, validation=validation)
     train = ShardSource(_resolve_path(root, path), size=size, grey=grey, fit=fit)
-    tested = _resolve_optional(root, validation)
-    read_validation = None if tested is None else partial(ShardSource, tested, size=size, fit=fit)
-    return _divide(train, at_least, read_validation, split, held_out, seed, _resolve_optional(root, pairs))
+    shards = _resolve_optional(root, validation)
+    read_validation = None if shards is None else partial(ShardSource, shards, size=size, fit=fit)
+    return _with_validation(train, at_least, read_validation, split, held_out, seed, _resolve_optional(root, pairs))
 
 
 def _recordio(
@@ -339,13 +342,13 @@ def _recordio(
     data are split off by `split`, `held_out` (by default a fifth of the classes, or one image per class) and `seed`
     as for image_folder. `size`, `fit`, `grey` and `at_least` are also as there.
     """
-    place = _resolve_path(root, path)
+    record = _resolve_path(root, path)
     options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
     _check_split(split, held_out, validation=validation)
-    train = frequent_classes(RecordSource(place, **options), at_least)
+    train = frequent_classes(RecordSource(record, **options), at_least)
     if validation is None:
         return split_source(train, split, held_out, seed)
-    return with_verification(train, place if place.is_dir() else place.parent, validation, root, options)
+    return with_verification(train, record if record.is_dir() else record.parent, validation, root, options)
 
 
 def _hf_dataset(
@@ -374,8 +377,8 @@ def _hf_dataset(
     """
     datasets = require_package("datasets", "datasets", "data")
     _check_split(split, held_out, validation=validation)
-    place = _resolve_path(root, path)
-    loaded = datasets.load_from_disk(str(place)) if place.is_dir() else datasets.load_dataset(path, name)
+    folder = _resolve_path(root, path)
+    loaded = datasets.load_from_disk(str(folder)) if folder.is_dir() else datasets.load_dataset(path, name)
     has_splits = isinstance(loaded, Mapping)
     require(has_splits, "data.path", "a data set with splits (DatasetDict)", type(loaded).__name__)
 
@@ -384,10 +387,10 @@ def _hf_dataset(
         return HuggingFaceSource(loaded[part], image=image, label=label, size=size, grey=grey, fit=fit)
 
     read_validation = None if validation is None else partial(read, "data.validation", validation)
-    return _divide(read("data.train", train, grey), at_least, read_validation, split, held_out, seed)
+    return _with_validation(read("data.train", train, grey), at_least, read_validation, split, held_out, seed)
 
 
-def _divide(
+def _with_validation(
     train: Source,
     at_least: int,
     read_validation: Callable[..., Source] | None,
@@ -396,25 +399,25 @@ def _divide(
     seed: int,
     pairs: Path | None = None,
 ) -> DataSplit:
-    """Return training data with those that `read_validation(grey=…)` returns, or with a part of the training data."""
+    """Return training data, and validation data from `read_validation(grey=…)` or split off from the training data."""
     train = frequent_classes(train, at_least)
     if read_validation is None:
         data = split_source(train, split, held_out, seed)
     else:
-        # Both parts have the same number of channels, that of the training images.
+        # Validation images get the number of channels of the training images.
         data = join_sources(train, read_validation(grey=first_sample(train).shape[0] == 1))
     return with_pairs(data, pairs)
 
 
 def _check_split(split: str, held_out: int | float | None, **given: str | None) -> None:
-    """Check the kind of split, and that nothing is held out if another setting gives the validation data."""
+    """Check the kind of split, and that `held_out` is unset if another setting gives the validation data."""
     require(split in ("sample", "class"), "data.split", "'sample' or 'class'", split)
     names = [name for name, value in given.items() if value is not None]
     require(not names or held_out is None, "data.held_out", f"unset with {', '.join(names)}", held_out)
 
 
 def _folder_source(
-    place: Path,
+    path: Path,
     *,
     size: Size = None,
     grey: bool | None = None,
@@ -422,16 +425,16 @@ def _folder_source(
     classes: Sequence[str] | None = None,
 ) -> Source:
     """Return a lazy source of a folder, or the images of an archive in memory."""
-    if not place.is_dir() and place.name.lower().endswith(ARCHIVE_SUFFIXES):
+    if not path.is_dir() and path.name.lower().endswith(ARCHIVE_SUFFIXES):
         require(fit == "stretch", "data.fit", "stretch for an archive", fit)
-        return TensorSource.of(image_folder(place, size=size, grey=grey, classes=classes))
-    return ImageFolderSource(place, size=size, grey=grey, fit=fit, classes=classes)
+        return TensorSource.of(image_folder(path, size=size, grey=grey, classes=classes))
+    return ImageFolderSource(path, size=size, grey=grey, fit=fit, classes=classes)
 
 
 def _resolve_path(root: Path | None, path: str | Path) -> Path:
     """Return a path, resolved against `root` if it is relative and `root` is given."""
-    place = Path(path).expanduser()
-    return place if root is None else Path(root).expanduser() / place
+    location = Path(path).expanduser()
+    return location if root is None else Path(root).expanduser() / location
 
 
 def _resolve_optional(root: Path | None, path: str | None) -> Path | None:
@@ -439,6 +442,8 @@ def _resolve_optional(root: Path | None, path: str | None) -> Path | None:
 
 
 def _graph(loader: Callable[..., Graph]) -> Callable[..., DataSplit]:
+    """Return a menu entry for the loader of a graph. The samples are the training and test nodes."""
+
     def load(root: Path | None) -> DataSplit:
         graph = loader(root)
         parts = (mask.nonzero().flatten() for mask in (graph.train, graph.test))

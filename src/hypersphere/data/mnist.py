@@ -30,7 +30,7 @@ FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-# Of the decompressed files, because gzip files contain a date.
+# Checksums of the decompressed files, because gzip files contain a date.
 MNIST_SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -156,7 +156,7 @@ def _read_idx(path: Path, dimensions: int, expected_sha256: str | None) -> Tenso
     header_bytes = 4 + 4 * dimensions
     shape = _parse_idx_header(read_content(path, header_bytes), dimensions, path)
     count = math.prod(shape)
-    content = read_content(path, header_bytes + count + 1)  # one more byte shows whether the file goes on
+    content = read_content(path, header_bytes + count + 1)  # one byte more detects a file that is too long
     data_bytes = len(content) - header_bytes
     if data_bytes != count:
         raise DamagedData(
@@ -174,7 +174,7 @@ def _parse_idx_header(header: bytes, dimensions: int, path: Path) -> tuple[int, 
     if len(header) < 4 + 4 * dimensions:
         raise DamagedData(f"{path} must have a header of {4 + 4 * dimensions} bytes, not {len(header)}")
     shape = struct.unpack(f">{dimensions}I", header[4:])
-    # A size of zero must not hide two huge sizes next to it.
+    # Count a size of zero as one, so that it does not hide huge sizes next to it.
     if math.prod(max(size, 1) for size in shape) > MAX_FILE_BYTES:
         raise DamagedData(f"{path} must have a shape of at most {MAX_FILE_BYTES} bytes, not {shape}")
     return shape

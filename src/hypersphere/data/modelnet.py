@@ -48,6 +48,6 @@ def modelnet10(split: str = "train", root: str | Path | None = None, *, verify: 
         raise DamagedData(
             f"{path} must contain {COUNTS[split]} shapes for {split}, not {count}; pass verify=False to read it anyway"
         )
-    classes = tuple(str(name) for name in arrays["classes"])  # not np.str_
+    classes = tuple(str(name) for name in arrays["classes"])  # str rather than np.str_
     clouds = torch.from_numpy(points[in_split].astype(np.float32) / COORDINATE_SCALE)
     return PointClouds(clouds, torch.from_numpy(label[in_split].astype(np.int64)), classes)

@@ -1,4 +1,4 @@
-"""Normalisations of inputs, (x − mean)/std, where images have been scaled to [0, 1].
+"""Normalisations (x − mean)/std of inputs, after images are scaled to [0, 1].
 
 Each entry maps a source to tensors (mean, std) that broadcast over a batch of its samples.
 """
@@ -41,10 +41,10 @@ def standardize(
 
     Args:
         source: the training data.
-        mean: mean per channel or for all channels, for images in [0, 1]; by default that of the data.
-        std: standard deviation, in the same way.
-        samples: number of evenly spaced samples from which missing statistics are estimated. Tensors in memory are
-            used completely.
+        mean: one number, or one per channel, for images in [0, 1]; by default the mean of the data.
+        std: standard deviation, given like `mean`.
+        samples: number of evenly spaced samples from which statistics that are not given are estimated. All
+            samples are used if they are a tensor in memory.
     """
     require(is_integer(samples, 1), "normalize.samples", "an integer >= 1", samples)
     shape = first_sample(source).shape
@@ -73,6 +73,7 @@ def mean_image(source: Source, samples: int = 2000, std: float = 1.0) -> Statist
 
 
 def _statistics(source: Source, samples: int) -> Statistics:
+    """Return mean and standard deviation, per channel of images; deviations of zero become one."""
     if isinstance(source, TensorSource):
         require(source.inputs.ndim > 1, "normalize", "none on a graph", "standardize")
     if isinstance(source, TensorSource) and source.inputs.numel() <= SMALL_TENSOR:
@@ -82,15 +83,15 @@ def _statistics(source: Source, samples: int) -> Statistics:
         else:
             mean, std = (values.view(-1, 1, 1) for values in (inputs.mean((0, 2, 3)), inputs.std((0, 2, 3))))
         return mean, torch.where(std > 0, std, 1)
-    # One sample at a time: sums of values and squares in float64 are exact for pixels.
-    count, first, second = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    # Read one sample at a time. Sums of pixels and of their squares are exact in float64.
+    count, total, squares = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for sample in _samples(source, len(source) if isinstance(source, TensorSource) else samples):
         values = sample.double()
         dims = (1, 2) if values.ndim == 3 else tuple(range(values.ndim))  # per channel of an image
-        first, second = first + values.sum(dims), second + values.square().sum(dims)
-        count += values.numel() // max(first.numel(), 1)
-    mean = first / count
-    variance = (second - count * mean.square()).clamp(min=0) / max(count - 1, 1)
+        total, squares = total + values.sum(dims), squares + values.square().sum(dims)
+        count += values.numel() // max(total.numel(), 1)
+    mean = total / count
+    variance = (squares - count * mean.square()).clamp(min=0) / max(count - 1, 1)
     scale = _scale(source)
     mean, std = (mean / scale).float(), (variance.sqrt() / scale).float()
     std = torch.where(std > 0, std, 1)
@@ -98,7 +99,7 @@ def _statistics(source: Source, samples: int) -> Statistics:
 
 
 def _samples(source: Source, most: int) -> Iterator[Tensor]:
-    """Yield evenly spaced samples, without those that cannot be decoded."""
+    """Yield at most `most` evenly spaced samples, without those that cannot be decoded."""
     readable = 0
     for index in spaced_positions(len(source), most):
         try:
@@ -116,14 +117,15 @@ def _scale(source: Source) -> float:
 
 
 def _per_channel(name: str, value: float | Sequence[float] | None, shape: torch.Size) -> Tensor | None:
+    """Return a number, or one number per channel, as a tensor that broadcasts over samples of this shape."""
     if value is None:
         return None
     numbers: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     lowest = 0 if name == "std" else -float("inf")
-    fits = all(is_number(one, lowest) and (name == "mean" or one > 0) for one in numbers)
+    fits = all(is_number(number, lowest) and (name == "mean" or number > 0) for number in numbers)
     fits = fits and len(numbers) in (1, shape[0])
     require(fits, f"normalize.{name}", f"a number, or one number per channel ({shape[0]})", value)
-    tensor = torch.tensor([float(one) for one in numbers])
+    tensor = torch.tensor([float(number) for number in numbers])
     return tensor.view(-1, *[1] * (len(shape) - 1)) if len(tensor) > 1 else tensor.view(())
 
 

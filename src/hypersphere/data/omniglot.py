@@ -83,12 +83,12 @@ def _content_sha256(arrays: dict[str, NDArray[Any]]) -> str:
 
 def _unpack(bits: NDArray[Any], size: int) -> Tensor:
     """Return the drawings as (N, 1, size, size), unpacked in blocks of 1,000 to save memory."""
-    parts = [torch.empty(0, 1, size, size, dtype=torch.uint8)]  # so that a file without drawings gives an empty tensor
+    parts = [torch.empty(0, 1, size, size, dtype=torch.uint8)]  # `cat` needs at least one tensor
     for start in range(0, len(bits), 1000):
         ink = np.unpackbits(bits[start : start + 1000], axis=1, count=SIDE * SIDE)
         images = torch.from_numpy(ink).reshape(-1, 1, SIDE, SIDE) * 255
         if size < SIDE:
-            # Sizes need not divide 105; each pixel is the mean ink of its (overlapping) window.
+            # The size need not divide 105, so windows overlap; each pixel is the mean ink of its window.
             images = F.adaptive_avg_pool2d(images.float(), size).round().to(torch.uint8)
         parts.append(images)
     return torch.cat(parts)

@@ -15,10 +15,10 @@ from hypersphere._validation import require
 from hypersphere.data._files import DamagedData, MissingData, is_count, read_text
 from hypersphere.data.containers import Indices, require_tensor, to_positions
 
-MAX_FOLD_DIGITS = 6  # folds are counted up to the largest number, so it is bounded
+MAX_FOLD_DIGITS = 6  # code loops over folds up to the largest number, so it is bounded
 LFW_PAIRS = 3000  # pairs of each kind in View 2 of LFW
 MAX_ITEMS_TO_ENUMERATE = 2000  # draw_pairs lists all pairs of up to this number of items: 2 million
-CLASSES_PER_FOLD = 2  # fewest classes with two items per fold for which draw_possible_pairs draws folds
+CLASSES_PER_FOLD = 2  # draw_possible_pairs draws folds only if each can have this number of classes with two items
 FEWEST_HALVED_PAIRS = 10  # per fold; if there are fewer, draw_possible_pairs draws from all classes
 
 
@@ -99,7 +99,7 @@ def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
 
     Raises:
         MissingData: if the file does not exist.
-        DamagedData: if a line has another form or names no image; the message states its number.
+        DamagedData: if a line is malformed or names an unknown image; the message states its number.
     """
     path = Path(file).expanduser()
     if not path.is_file():
@@ -127,7 +127,7 @@ def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
 
 
 def lfw_pairs_from_lines(lines: Sequence[tuple[int, str]], names: Sequence[str], path: Path) -> Pairs:
-    """Return the pairs of the numbered lines of an LFW list (`path`, for messages)."""
+    """Return the pairs of the numbered lines of an LFW list; `path` is used in messages."""
     # The list has no file suffixes, so images may have any format.
     position = {name.rsplit(".", 1)[0]: number for number, name in enumerate(names)}
     header = lines[0][1].split() if lines else []
@@ -160,7 +160,7 @@ def lfw_pairs_from_lines(lines: Sequence[tuple[int, str]], names: Sequence[str],
 
 
 def draw_pairs(labels: Int[Tensor, " items"], *, folds: int = 10, per_fold: int = 300, seed: int = 0) -> Pairs:
-    """Draw a verification protocol like that of LFW: disjoint folds of classes, with equally many pairs of both kinds.
+    """Draw a verification protocol like that of LFW: disjoint folds of classes, with as many same as different pairs.
 
     No class is in two folds and no pair occurs twice. All pairs of a kind in a fold have the same probability. The same
     arguments give the same pairs. (Before 0.2, same pairs of large classes were drawn too rarely if a fold had more
@@ -208,11 +208,11 @@ class NoPairsError(ValueError):
 
 
 def draw_all_class_pairs(labels: Int[Tensor, " items"], count: int | None = None, *, seed: int = 0) -> Pairs:
-    """Draw equally many pairs of both kinds from all classes, in one fold.
+    """Draw as many same as different pairs from all classes, in one fold.
 
     Args:
         labels: integers (N,).
-        count: number of pairs of each kind; by default 3,000, as in View 2 of LFW, or as many as there are.
+        count: number of same and of different pairs; by default 3,000, as in View 2 of LFW, or fewer if there are.
         seed: seed of the random draw.
 
     Example:
@@ -225,17 +225,17 @@ def draw_all_class_pairs(labels: Int[Tensor, " items"], count: int | None = None
     if not same:
         raise NoPairsError("verification and identification need a class with two samples; every class has one")
     require(different > 0, "labels", "labels of at least two classes", len(counts))
-    most = min(same, different)
-    accepted = f"a list, or a number from 1 to {most}: there are {same} same and {different} different pairs"
-    require(count is None or 1 <= count <= most, "pairs", accepted, count)
-    return draw_pairs(labels, folds=1, per_fold=min(LFW_PAIRS, most) if count is None else count, seed=seed)
+    largest = min(same, different)
+    accepted = f"a list, or a number from 1 to {largest}: there are {same} same and {different} different pairs"
+    require(count is None or 1 <= count <= largest, "pairs", accepted, count)
+    return draw_pairs(labels, folds=1, per_fold=min(LFW_PAIRS, largest) if count is None else count, seed=seed)
 
 
 def draw_possible_pairs(labels: Int[Tensor, " items"], folds: int, per_fold: int, seed: int) -> Pairs:
     """Draw pairs in folds of different classes, or from all classes together if a fold would have few classes.
 
-    With few classes per fold, a threshold that is chosen on the other folds does not transfer, and accuracies would
-    say more about the folds than about the features. There are at most `folds` times `per_fold` pairs of each kind.
+    With few classes per fold, a threshold chosen on the other folds does not transfer, and accuracies would depend
+    more on the folds than on the features. There are at most `folds` times `per_fold` pairs of each kind.
 
     Example:
         >>> draw_possible_pairs(torch.arange(12) // 3, folds=10, per_fold=300, seed=0)
@@ -243,7 +243,7 @@ def draw_possible_pairs(labels: Int[Tensor, " items"], folds: int, per_fold: int
     """
     counts = labels.unique(return_counts=True)[1]
     if int((counts > 1).sum()) >= CLASSES_PER_FOLD * folds:
-        # Draw half as many pairs as long as the smallest fold does not have enough.
+        # Halve the number of pairs until every fold has enough.
         halves = (per_fold >> times for times in range(1, per_fold.bit_length()))
         for pairs_per_fold in (per_fold, *(half for half in halves if half >= FEWEST_HALVED_PAIRS)):
             with suppress(ValueError):
@@ -289,18 +289,19 @@ def _draw_distinct(
         candidates = is_candidate.nonzero().flatten()
         chosen = candidates[torch.randperm(len(candidates), generator=generator)[:count]]
         return list(zip(items[first[chosen]].tolist(), items[second[chosen]].tolist(), strict=True))
-    # Rejection. Two random items are rarely of one class, so same pairs are drawn from one class.
+    # Rejection sampling. Two random items rarely have the same class, so the second item is drawn from the class of the
+    # first.
     _, index, sizes = labels.unique(return_inverse=True, return_counts=True)
     by_class, starts = index.argsort(stable=True), sizes.cumsum(0) - sizes
     is_balanced = bool((sizes == sizes[0]).all())
-    pairs: dict[tuple[int, int], None] = {}  # a dict keeps the order in which pairs were drawn
+    pairs: dict[tuple[int, int], None] = {}  # a set in the order of drawing
     while len(pairs) < count:
         if same and not is_balanced:
             first, second = _random_same_pairs(by_class, sizes, count, generator)
         else:
             first = torch.randint(size, (count,), generator=generator)
             second = torch.randint(size, (count,), generator=generator)
-            if same:  # any item, and one of the same class: uniform because all classes have the same size
+            if same:  # uniform over pairs, because all classes have the same size
                 second = by_class[starts[index[first]] + second % sizes[0]]
         is_candidate = ((labels[first] == labels[second]) == same) & (first != second)
         for a, b in zip(first[is_candidate].tolist(), second[is_candidate].tolist(), strict=True):
@@ -320,9 +321,9 @@ def _random_same_pairs(
         count: number of pairs.
         generator: source of the random numbers.
     """
-    # A class is drawn as often as it has pairs, and then two different items of it.
-    drawn = torch.multinomial((sizes * (sizes - 1)).double(), count, replacement=True, generator=generator)
-    start, size = (sizes.cumsum(0) - sizes)[drawn], sizes[drawn]
-    one = (torch.rand(count, generator=generator, dtype=torch.float64) * size).long()
+    # Draw a class in proportion to its number of pairs, then two different items of it.
+    classes = torch.multinomial((sizes * (sizes - 1)).double(), count, replacement=True, generator=generator)
+    start, size = (sizes.cumsum(0) - sizes)[classes], sizes[classes]
+    first = (torch.rand(count, generator=generator, dtype=torch.float64) * size).long()
     step = 1 + (torch.rand(count, generator=generator, dtype=torch.float64) * (size - 1)).long()
-    return by_class[start + one], by_class[start + (one + step) % size]
+    return by_class[start + first], by_class[start + (first + step) % size]

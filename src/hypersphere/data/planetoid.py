@@ -109,8 +109,8 @@ def _parse_index(content: bytes, path: Path) -> NDArray[np.int64]:
 def _assemble(parts: dict[str, object]) -> Graph:
     """Combine the parts of the eight files.
 
-    allx, ally are all nodes except the test nodes, of which the first len(y) are the training nodes; x is contained in
-    allx. tx, ty are the test nodes in the order of test.index.
+    allx and ally hold all nodes except the test nodes; the first len(y) of them are the training nodes, so x is not
+    needed. tx and ty hold the test nodes in the order of test.index.
     """
     arrays = {part: dense_array(parts[part]) for part in ("y", "tx", "ty", "allx", "ally")}
     test = parts["test.index"]
@@ -167,6 +167,6 @@ def _undirected_edges(graph: object, num_nodes: int) -> NDArray[np.int64]:
     if not all(type(end) is int and 0 <= end < num_nodes for edge in edges for end in edge):
         raise DamagedData(f"the graph must have nodes in 0..{num_nodes - 1}")
     ends = np.array(edges, dtype=np.int64).reshape(-1, 2)
-    ends = ends[ends[:, 0] != ends[:, 1]]  # GCN adds loops itself
+    ends = ends[ends[:, 0] != ends[:, 1]]  # graph networks add loops themselves
     both_directions = np.unique(np.concatenate((ends, ends[:, ::-1])), axis=0)
     return np.ascontiguousarray(both_directions.T)

@@ -31,7 +31,7 @@ BIN_FOLDS = 10
 
 
 class RecordSource(ImageSource):
-    """Images in a RecordIO file, read at random.
+    """Images in a RecordIO file, with random access.
 
     Args:
         path: the .rec file, or a folder that contains train.rec. The .idx file next to it is used if it exists.
@@ -39,14 +39,14 @@ class RecordSource(ImageSource):
     """
 
     def __init__(self, path: str | Path, *, size: Size = None, grey: bool | None = None, fit: str = "stretch") -> None:
-        place = Path(path).expanduser()
-        self.file = place / "train.rec" if place.is_dir() else place
+        location = Path(path).expanduser()
+        self.file = location / "train.rec" if location.is_dir() else location
         if not self.file.is_file():
             raise MissingData(f"{self.file} not found. Give a .rec file, or a folder with train.rec and train.idx.")
-        self.keys, self.offsets, numbers = _index(self.file)
+        self.keys, self.offsets, identity_of = _index(self.file)
         # Identities may be any integers; labels number those that occur.
-        identities, labels = np.unique(numbers, return_inverse=True)
-        classes = [str(number) for number in identities.tolist()]
+        identities, labels = np.unique(identity_of, return_inverse=True)
+        classes = [str(identity) for identity in identities.tolist()]
         super().__init__(torch.from_numpy(labels.astype(np.int64)), classes, size=size, grey=grey, fit=fit)
 
     def name(self, index: int) -> str:
@@ -76,9 +76,9 @@ def _index(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np
     index_file = path.with_suffix(".idx")
     keys, offsets = _read_idx(index_file) if index_file.is_file() else _scan_offsets(path)
     keys_out, offsets_out, labels = array("q"), array("q"), array("q")
-    # Without a buffer, because a buffered read at each of millions of offsets would fetch 8 KiB.
+    # Unbuffered, because a buffered read at each of millions of offsets would fetch 8 KiB.
     with path.open("rb", buffering=0) as file:
-        last_image = None
+        image_end = None  # first key that is not an image
         for key, offset in zip(keys.tolist(), offsets.tolist(), strict=True):
             file.seek(offset)
             try:
@@ -88,9 +88,9 @@ def _index(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np
             # In the files of insightface, record 0 has two labels: the first key after those of the images, and the
             # first key after those of the identities. The records in between describe identities, not images.
             if key == 0 and flag == 2:
-                last_image = int(label)
+                image_end = int(label)
                 continue
-            if last_image is None or key < last_image:
+            if image_end is None or key < image_end:
                 keys_out.append(key)
                 offsets_out.append(offset)
                 labels.append(int(label))
@@ -100,6 +100,7 @@ def _index(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np
 
 
 def _read_idx(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the keys and offsets that an .idx file lists."""
     keys, offsets = array("q"), array("q")
     with path.open(encoding="ascii", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
@@ -114,7 +115,7 @@ def _read_idx(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _scan_offsets(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the positions in the file as keys, and the offsets of all records."""
+    """Return the numbers 0, 1, … of all records as keys, and their offsets."""
     offsets, size = array("q"), path.stat().st_size
     with path.open("rb", buffering=0) as file:
         while (offset := file.tell()) < size:
@@ -154,7 +155,7 @@ def _read_record(file: Any, limit: int) -> bytes:
             raise ValueError(f"the file ends after {len(part)} of {length} bytes")
         file.seek(-length % 4, 1)
         parts.append(part)
-    return struct.pack("<I", MAGIC).join(parts)
+    return struct.pack("<I", MAGIC).join(parts)  # the parts were split at the magic number
 
 
 def _read_label(file: Any) -> tuple[int, float]:
@@ -171,6 +172,7 @@ def _read_label(file: Any) -> tuple[int, float]:
 
 
 def _image_of(record: bytes) -> bytes:
+    """Return the encoded image of a record, without the header and the labels."""
     flag = HEADER.unpack_from(record)[0]
     return record[HEADER.size + 4 * min(flag, MAX_LABELS) :]
 
@@ -178,7 +180,7 @@ def _image_of(record: bytes) -> bytes:
 class BinSource(ImageSource):
     """A verification set of insightface (lfw.bin, cfp_fp.bin, agedb_30.bin), kept in memory as encoded images.
 
-    The file is a pickle of encoded images and booleans. It is read without running anything that it names. The two
+    The file is a pickle of encoded images and booleans. Reading it runs no code of the pickle. The two
     images of a pair have the same label if they show the same person; labels of different pairs are different.
 
     Args:
@@ -198,8 +200,10 @@ class BinSource(ImageSource):
         self._content: NDArray[np.uint8] = np.frombuffer(b"".join(images), dtype=np.uint8)
         self._ends = ends
         pair_numbers = torch.arange(len(same))
-        # np.array_split and sklearn's KFold both give the first folds one pair more if they are not of equal size.
-        fold = torch.cat([torch.full_like(part, at) for at, part in enumerate(pair_numbers.tensor_split(BIN_FOLDS))])
+        # Like sklearn's KFold, `tensor_split` gives the first folds one pair more if the sizes differ.
+        fold = torch.cat(
+            [torch.full_like(part, number) for number, part in enumerate(pair_numbers.tensor_split(BIN_FOLDS))]
+        )
         self.pairs = Pairs(2 * pair_numbers, 2 * pair_numbers + 1, same, fold)
         labels = torch.stack([2 * pair_numbers, torch.where(same, 2 * pair_numbers, 2 * pair_numbers + 1)], 1).flatten()
         present, labels = torch.unique(labels, return_inverse=True)
@@ -221,11 +225,11 @@ class BinSource(ImageSource):
 
 
 def _read_bin(path: Path) -> tuple[list[bytes], torch.Tensor]:
-    """Return the encoded images of a .bin file, and for each pair whether it shows the same person."""
+    """Return the encoded images of a .bin file, and a mask that is True for pairs of the same person."""
     loaded = load_pickle(read_content(path), path)
     if not isinstance(loaded, (tuple, list)) or len(loaded) != 2:
         raise DamagedData(f"{path} must contain images and booleans, not {type(loaded).__name__}")
-    images = [_encoded(one, path) for one in loaded[0]] if isinstance(loaded[0], (list, tuple)) else []
+    images = [_encoded(value, path) for value in loaded[0]] if isinstance(loaded[0], (list, tuple)) else []
     try:
         flags = loaded[1] if isinstance(loaded[1], (list, tuple)) else dense_array(loaded[1]).tolist()
     except DamagedData as error:
@@ -236,6 +240,7 @@ def _read_bin(path: Path) -> tuple[list[bytes], torch.Tensor]:
 
 
 def _encoded(value: object, path: Path) -> bytes:
+    """Return an encoded image that was pickled as a string, as bytes or as an array."""
     try:
         if isinstance(value, str):  # a string of Python 2, decoded as latin1
             return value.encode("latin1")

@@ -35,7 +35,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def order(self, generator: torch.Generator, batch_size: int) -> Int64[Tensor, " samples"]:
-        """Return the positions of the samples of one epoch; consecutive `batch_size` of them form a batch."""
+        """Return the positions of the samples of one epoch; each `batch_size` consecutive ones form a batch."""
 
 
 class Sequential(Sampler):
@@ -59,7 +59,7 @@ class Shuffled(Sampler):
 
 
 class ClassBalanced(Sampler):
-    """Every class equally often, in a random order. Samples of small classes are repeated.
+    """Samples every class equally often, in random order. Samples of small classes are repeated.
 
     Args:
         labels: int64 (N,).
@@ -79,18 +79,18 @@ class ClassBalanced(Sampler):
         """Return positions such that the numbers of samples of two classes differ by at most one."""
         items, starts, counts = _items_by_class(self.labels, generator)
         number_of_classes = len(counts)
-        # The classes that get one sample more than the others are drawn again in each epoch.
+        # Each epoch draws which classes get one sample more than the others.
         quotas = torch.full((number_of_classes,), self.samples // number_of_classes)
         extra = torch.randperm(number_of_classes, generator=generator)[: self.samples % number_of_classes]
         quotas[extra] += 1
         classes = torch.arange(number_of_classes).repeat_interleave(quotas)
-        turn = _occurrences(classes)  # 0 for the first sample of a class, 1 for the second, ...
-        drawn = items[starts[classes] + turn % counts[classes]]
+        within = _occurrences(classes)  # 0 for the first sample of a class, 1 for the second, ...
+        drawn = items[starts[classes] + within % counts[classes]]
         return drawn[torch.randperm(len(drawn), generator=generator)]
 
 
 class MPerClass(Sampler):
-    """Batches of `m` samples per class, all classes of a batch being different.
+    """Batches of different classes with `m` samples per class.
 
     Classes are visited in random order and equally often. A class with fewer than `m` samples repeats them.
 
@@ -128,19 +128,19 @@ class MPerClass(Sampler):
         """Return the classes of all groups: permutations of the classes, without repetition within a batch."""
         permutations: list[Tensor] = []
         drawn = 0
-        begun = torch.empty(0, dtype=torch.int64)  # classes of a batch that the next permutation completes
+        started = torch.empty(0, dtype=torch.int64)  # classes of the batch that the next permutation completes
         while drawn < self.groups:
             permutation = torch.randperm(number_of_classes, generator=generator)
-            repeated = torch.isin(permutation, begun)
+            repeated = torch.isin(permutation, started)
             permutation = torch.cat([permutation[~repeated], permutation[repeated]])
             permutations.append(permutation)
             drawn += number_of_classes
-            begun = permutation[number_of_classes - drawn % per_batch :]
+            started = permutation[number_of_classes - drawn % per_batch :]
         return torch.cat(permutations)[: self.groups]
 
 
 def _items_by_class(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the samples grouped by class, in random order within each; and start and size of each group."""
+    """Return the positions of all samples, grouped by class and shuffled in it, and start and size of each group."""
     order = torch.randperm(len(labels), generator=generator)
     present, labels = torch.unique(labels, return_inverse=True)  # classes without samples are not drawn
     items = order[torch.argsort(labels[order], stable=True)]
@@ -149,7 +149,7 @@ def _items_by_class(labels: Tensor, generator: torch.Generator) -> tuple[Tensor,
 
 
 def _occurrences(values: Tensor) -> Tensor:
-    """Return for each entry how often its value occurs before it.
+    """Return, for each entry, how often its value occurs before it.
 
     >>> _occurrences(torch.tensor([5, 3, 5, 5]))
     tensor([0, 0, 1, 2])

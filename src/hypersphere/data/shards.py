@@ -1,4 +1,4 @@
-"""Tar shards in the layout of WebDataset, read at random through an index of offsets; and `pack`, which writes them.
+"""Tar shards in the layout of WebDataset, with random access through an index of offsets; `pack` writes them.
 
 A sample consists of consecutive members with the same key, the path up to the first dot of the file name: an image
 (`KEY.jpg`) and a label (`KEY.cls`, an integer or the name of a class, or `KEY.json` with a field `label`).
@@ -32,9 +32,9 @@ MAX_LABEL_BYTES = 2**16
 
 
 class Spans:
-    """Parts of files that are read when they are needed. The files are opened for each read.
+    """Parts of files that are read on demand.
 
-    Open files are not kept, because processes that are forked would share their positions.
+    Each read opens its file, because forked processes would share the position of an open file.
 
     Args:
         files: the files.
@@ -67,7 +67,7 @@ class Spans:
 
 
 class ShardSource(ImageSource):
-    """Images in tar shards, read at random from the shards.
+    """Images in tar shards, with random access.
 
     Args:
         path: a folder of .tar files, one .tar file, or a pattern such as `train-*.tar`.
@@ -76,11 +76,11 @@ class ShardSource(ImageSource):
 
     def __init__(self, path: str | Path, *, size: Size = None, grey: bool | None = None, fit: str = "stretch") -> None:
         files = find_shards(Path(path).expanduser())
-        listed = files[0].parent / CLASSES_FILE
+        classes_file = files[0].parent / CLASSES_FILE
         # Only line feeds separate names. `splitlines` would also split at other characters, which names may contain.
         listed_classes = (
-            [line.removesuffix("\r") for line in read_text(listed).removesuffix("\n").split("\n")]
-            if listed.is_file()
+            [line.removesuffix("\r") for line in read_text(classes_file).removesuffix("\n").split("\n")]
+            if classes_file.is_file()
             else None
         )
         self.names, self.spans, codes = _stored_index(files) or _scan(files)
@@ -228,7 +228,7 @@ def pack(folder: str | Path, out: str | Path, *, shard_bytes: int = 2**28, seed:
     source, target = ImageFolderSource(folder, grey=False), Path(out).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"out must be a new or empty folder, not {str(target)!r}")
-    for name in source.classes:  # before anything is written
+    for name in source.classes:  # check before anything is written
         is_line = not {"\n", "\r"} & set(name) and name.encode("utf-8", "replace").decode() == name
         require(is_line, "folder", "one whose class names are lines of UTF-8 text", name)
     make_folder(target)

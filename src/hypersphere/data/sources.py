@@ -1,8 +1,8 @@
-"""Sources: samples that are read one by one when they are needed, with their labels in memory.
+"""Sources: samples that are read one by one on demand, with their labels in memory.
 
 A source is cheap to open and to send to worker processes. It never keeps a decoded sample. Names are stored as one
-array of bytes, because a worker process would copy every object of a long list of strings (reference counts are part
-of the objects).
+array of bytes: reading a Python string changes its reference count, so a forked worker would copy the memory of all
+strings in a list.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from hypersphere.data.images import (
 HEADERS_TO_CHECK = 256  # images whose headers decide whether a source is grey
 SIZES_TO_CHECK = 10_000  # files whose sizes are part of a fingerprint
 CONTENTS_TO_CHECK = 200  # files whose first bytes are part of a fingerprint
-BYTES_TO_CHECK = 2**20  # of each of these files
+BYTES_TO_CHECK = 2**20  # read from each of these files
 
 
 @runtime_checkable
@@ -240,7 +240,7 @@ class Subset:
 def subset(source: Source, indices: Indices) -> Source:
     """Return the samples at these positions, or where this mask is True. The classes stay the same.
 
-    Samples in memory are copied; all others are still read when they are needed.
+    Samples in memory are copied; others are still read on demand.
     """
     positions = to_positions(indices, len(source))
     return source.subset(positions) if isinstance(source, TensorSource) else Subset(source, positions)
@@ -263,7 +263,7 @@ def of_classes(source: Source, classes: Sequence[str]) -> Source:
 
 
 class ImageSource(ABC):
-    """Images that are decoded when they are needed. A concrete source says how to read the bytes of a file.
+    """Images that are decoded on demand. Subclasses define `read` and `name`.
 
     Args:
         labels: int64 (N,), positions in `classes`.
@@ -303,7 +303,9 @@ class ImageSource(ABC):
     def __getitem__(self, index: int) -> Tensor:
         name, content = self.name(index), self.read(index)
         if self.grey and not self._grey_was_given and not grey_in_header(content, name):
-            raise ValueError(f"grey must be set, because {printable(name)} has colours and other images have none")
+            raise ValueError(
+                f"grey must be True or False, because {printable(name)} has colours and other images have none"
+            )
         image = decode_image(content, name, size=self.size, grey=self.grey, fit=self.fit, fast=True)
         if self.size is None:
             self._check_shape(tuple(image.shape[1:]), name)
@@ -320,7 +322,7 @@ class ImageSource(ABC):
             )
 
     def _all_grey(self) -> bool:
-        """Return True if evenly spaced images, all of them if there are few, are grey."""
+        """Return True if all of up to 256 evenly spaced images are grey."""
         for index in spaced_positions(len(self), HEADERS_TO_CHECK):
             try:
                 if not grey_in_header(self.read(index), self.name(index)):
@@ -440,8 +442,8 @@ def class_folders(root: Path, classes: Sequence[str] | None) -> list[Path]:
             names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
         return [root / name for name in names]
     require_different_names(classes)
-    # The folder itself is not listed, so neither it nor other subfolders have to be readable. A name with a
-    # separator could leave the folder, so it is not a class; neither is a hidden folder.
+    # Do not list the folder, so that neither it nor other subfolders have to be readable. Ignore hidden folders, and
+    # names with a separator, which could point outside the folder.
     names = [name for name in classes if PurePath(name).name == name and not name.startswith(".")]
     return [root / name for name in names if (root / name).is_dir()]
 
@@ -459,13 +461,13 @@ def report_classes(root: Path, present: Collection[str], empty: Collection[str],
     if not present:
         raise MissingData(f"no images in {root}; expected CLASS/FILE with a suffix of {', '.join(IMAGE_SUFFIXES)}")
     if empty and classes is None:
-        listed = ", ".join(printable(name) for name in sorted(empty)[:10])
+        shown = ", ".join(printable(name) for name in sorted(empty)[:10])
         rest = f", … ({len(empty)} in total)" if len(empty) > 10 else ""
-        warn_user(f"{root}: class folders without images are ignored: {listed}{rest}")
+        warn_user(f"{root}: class folders without images are ignored: {shown}{rest}")
 
 
 class CenterCropped:
-    """A source of images without a margin: the central window, `margin` pixels smaller in height and width."""
+    """The central windows of the images of a source, `margin` pixels smaller in height and width."""
 
     def __init__(self, source: Source, margin: int) -> None:
         self.source, self.labels, self.classes = source, source.labels, source.classes
@@ -483,7 +485,7 @@ class CenterCropped:
 
 
 class Mirrored:
-    """A source of images, mirrored."""
+    """The images of a source, mirrored horizontally."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.labels, self.classes = source, source.labels, source.classes

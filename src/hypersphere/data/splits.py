@@ -51,7 +51,10 @@ class DataSplit:
         return self.train.classes
 
     def outline(self) -> dict[str, Any] | None:
-        """Return what is needed to build a network, as plain data; None for a graph, which is part of the network."""
+        """Return the shape and dtype of a sample and the classes, to build a network; None for a graph.
+
+        A graph is part of its network, so random data cannot replace it.
+        """
         if self.graph is not None:
             return None
         sample = first_sample(self.train)
@@ -60,7 +63,7 @@ class DataSplit:
 
     @classmethod
     def random_like(cls, outline: Mapping[str, Any]) -> DataSplit:
-        """Return random data with this outline, sufficient to build and try a network.
+        """Return random data with this outline, to build and test a network.
 
         >>> DataSplit.random_like({"shape": [1, 8, 8], "dtype": "uint8", "classes": ["a", "b"]}).train[0].shape
         torch.Size([1, 8, 8])
@@ -122,7 +125,7 @@ def fingerprint_difference(stored: Mapping[str, Any], current: Mapping[str, Any]
 
 
 def _names_digest(fingerprint: Mapping[str, Any]) -> Any:
-    """Return the checksum of the names, which is in an inner fingerprint for a subset."""
+    """Return the checksum of the names. A subset has it in the fingerprint of its source."""
     inner = fingerprint.get("source")
     return fingerprint.get("names") if inner is None else _names_digest(inner)
 
@@ -158,12 +161,12 @@ def split_by_class(source: Source, held_out: int | float = 0.2, seed: int = 0) -
         held_out: number of classes, or fraction of them.
         seed: seed that selects the classes.
     """
-    number = len(source.classes)
-    is_valid = is_integer(held_out, 1, number - 1) or (is_number(held_out, 0, 1) and 0 < held_out < 1)
-    accepted = f"a number of classes in 1..{number - 1} or a fraction between 0 and 1"
-    require(is_valid and number > 1, "data.held_out", accepted, held_out)
-    count = min(max(round(held_out * number), 1), number - 1) if held_out < 1 else int(held_out)
-    order = torch.randperm(number, generator=torch.Generator().manual_seed(seed))
+    num_classes = len(source.classes)
+    is_valid = is_integer(held_out, 1, num_classes - 1) or (is_number(held_out, 0, 1) and 0 < held_out < 1)
+    accepted = f"a number of classes in 1..{num_classes - 1} or a fraction between 0 and 1"
+    require(is_valid and num_classes > 1, "data.held_out", accepted, held_out)
+    count = min(max(round(held_out * num_classes), 1), num_classes - 1) if held_out < 1 else int(held_out)
+    order = torch.randperm(num_classes, generator=torch.Generator().manual_seed(seed))
     validation, train = order[:count].sort().values.tolist(), order[count:].sort().values.tolist()
     parts = [of_classes(source, [source.classes[label] for label in labels]) for labels in (train, validation)]
     return DataSplit(parts[0], parts[1], open_set=True)
@@ -172,9 +175,9 @@ def split_by_class(source: Source, held_out: int | float = 0.2, seed: int = 0) -
 def selection_split(split: DataSplit, fraction: float, seed: int = 0) -> DataSplit:
     """Split the training data again, so that settings can be chosen without the test data.
 
-    Classes are divided if those of the test data are not those of training, else the samples of each class. A graph has
-    validation nodes for this purpose. If some training labels are wrong, the true labels are divided, and the same
-    fraction of the part for training gets wrong labels again, so that settings are chosen on true labels.
+    Open-set data are divided by class, other data by sample within each class. A graph has validation nodes for this
+    purpose. If some training labels are wrong, the data are divided with their true labels, and the same fraction of
+    the new training part gets wrong labels again, so that settings are chosen on true labels.
 
     Args:
         split: the data; its test data are not used.
@@ -191,13 +194,13 @@ def selection_split(split: DataSplit, fraction: float, seed: int = 0) -> DataSpl
         return with_label_noise(selection_split(clean, fraction, seed), float(is_wrong.double().mean()), seed)
     if split.open_set:
         return split_by_class(split.train, fraction, seed)
-    # A fixed random order, because samples of a class may be sorted, for instance by date or by quality.
+    # Shuffle with a fixed seed, because samples of a class may be sorted, for example by date or by quality.
     order = torch.randperm(len(split.train), generator=torch.Generator().manual_seed(seed))
     return split_by_sample(subset(split.train, order), fraction)
 
 
 def join_sources(train: Source, validation: Source) -> DataSplit:
-    """Return the split of two sources. If they have the same classes, labels are positions in the training classes.
+    """Return two sources as a split. If they share their classes, validation labels follow the order of training.
 
     Raises:
         ValueError: if some, but not all, of the validation classes are training classes.
@@ -247,13 +250,13 @@ def frequent_classes(source: Source, at_least: int) -> Source:
 
 
 def keep_share(labels: Tensor, shares: Tensor, limit: int | None, seed: int) -> Tensor:
-    """Return the positions of a random fraction of each class, of at most `limit` samples in total."""
+    """Return the positions of a random fraction of each class, at most `limit` in total."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     shuffled = labels[order]
     selected = torch.zeros(len(labels), dtype=torch.bool)
     for label, share in enumerate(shares.tolist()):
-        places = (shuffled == label).nonzero().flatten()
-        selected[places[: round(share * len(places))]] = True
+        positions = (shuffled == label).nonzero().flatten()
+        selected[positions[: round(share * len(positions))]] = True
     return order[selected][:limit].sort().values
 
 
@@ -282,7 +285,7 @@ def with_label_noise(split: DataSplit, fraction: float, seed: int) -> DataSplit:
     require(classes > 1, "data.label_noise", "0 for a single class", fraction)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(true_labels), generator=generator)[: round(fraction * len(true_labels))]
-    # Adding 1 to C − 1 modulo C reaches each of the other classes once.
+    # A uniform offset in 1 … C − 1, added modulo C, gives a uniform choice among the other classes.
     offsets = torch.randint(1, classes, (len(chosen),), generator=generator)
     labels = true_labels.clone()
     labels[chosen] = (labels[chosen] + offsets) % classes

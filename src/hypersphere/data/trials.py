@@ -68,7 +68,7 @@ class IJB:
         media_ids: the photograph or video of each image.
         pairs: the 1:1 protocol: pairs of rows in the result of `hypersphere.evaluation.templates`.
         galleries: the two galleries of the 1:N protocol, which have no person in common.
-        probes: the probes of the 1:N protocol. The people of one gallery are strangers to the other.
+        probes: the probes of the 1:N protocol. People of one gallery are unknown to the other.
     """
 
     names: tuple[str, ...]
@@ -90,7 +90,7 @@ def read_trials(file: str | Path, names: Sequence[str] | None = None) -> Trials:
 
     Raises:
         MissingData: if the file does not exist.
-        DamagedData: if a line has another form or names an unknown item; the message states its number.
+        DamagedData: if a line is malformed or names an unknown item; the message states its number.
     """
     path = Path(file).expanduser()
     if not path.is_file():
@@ -125,7 +125,7 @@ def read_template_list(
 
     Raises:
         MissingData: if the file does not exist.
-        DamagedData: if a line has another form; the message states its number.
+        DamagedData: if a line is malformed; the message states its number.
     """
     path = _existing(file)
     names, numbers = [], []
@@ -153,12 +153,12 @@ def read_template_pairs(file: str | Path, template_ids: Int64[Tensor, " images"]
 
     Raises:
         MissingData: if the file does not exist.
-        DamagedData: if a line has another form or names an unknown template.
+        DamagedData: if a line is malformed or names an unknown template.
     """
     path = _existing(file)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # of an empty file
+            warnings.simplefilter("error", UserWarning)  # loadtxt warns of an empty file
             table = np.loadtxt(path, dtype=np.int64, ndmin=2)
     except (ValueError, OSError, UserWarning) as error:
         raise DamagedData(f"{path} must have lines of `template template 0|1`: {error}") from error
@@ -183,7 +183,7 @@ def read_template_set(file: str | Path, template_ids: Int64[Tensor, " images"]) 
 
     Raises:
         MissingData: if the file does not exist.
-        DamagedData: if a row has another form, or a template has two subjects; the message states its number.
+        DamagedData: if a row is malformed, or a template has two subjects; the message states its number.
     """
     path = _existing(file)
     subject_of: dict[int, int] = {}  # in the order of the file
@@ -225,6 +225,7 @@ def ijb(root: str | Path | None = None, version: str = "c") -> IJB:
 
 
 def _existing(file: str | Path) -> Path:
+    """Return the path of a file; raise MissingData if there is none."""
     path = Path(file).expanduser()
     if not path.is_file():
         raise MissingData(f"{path} not found. It is part of the lists of IJB.")

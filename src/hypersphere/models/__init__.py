@@ -1,7 +1,7 @@
-"""The networks of the sources. Layer factories are passed in, so each can be plain, sphere, decoupled or rotated.
+"""Networks of the thesis and its papers, whose layers can be plain, sphere, decoupled or rotated.
 
 A network maps inputs to features with `feature_dim` numbers each, which a head of `hypersphere.heads` (or an
-`nn.Linear`) classifies. `MODELS` lists all networks by name, with the settings of their tables.
+`nn.Linear`) classifies. `MODELS` lists all networks by name, with the published settings.
 
 These arguments mean the same in all networks that take them:
 
@@ -12,7 +12,7 @@ These arguments mean the same in all networks that take them:
   PointNet) and `nn.Linear`.
 - `norm` and `activation`: factories of the layers that follow a convolution or a fully connected layer, called with the
   number of its channels; None for no such layer.
-- `bias`: whether these layers have biases.
+- `bias`: True for layers with biases.
 """
 
 from hypersphere.models._blocks import relu

@@ -66,8 +66,7 @@ def conv_unit(
     norm: ChannelFactory | None,
     activation: ChannelFactory | None,
 ) -> list[nn.Module]:
-    """Return a convolution padded to keep the image size (at stride 1), then its normalisation and activation."""
-    # An odd kernel with this padding does not change the image size, as in all tables of the sources.
+    """Return a convolution, then its normalisation and activation. Odd kernels of stride 1 keep the image size."""
     layer = conv(channels, width, kernel_size, stride=stride, padding=kernel_size // 2, bias=bias)
     return [layer, *make_layers(width, norm, activation)]
 
@@ -119,8 +118,8 @@ def require_num_classes(num_classes: int | None) -> None:
 def he_normal_(model: nn.Module) -> None:
     """Draw the weights of plain layers from N(0, 2/fan_in) and set their biases to zero (He et al. 2015).
 
-    A layer whose factory registered a parametrisation keeps the weights that the factory gave it: assigning through a
-    parametrisation would require its inverse.
+    A layer with a parametrisation keeps the weights of its factory, because assigning through a parametrisation would
+    require its inverse.
     """
     # Decoupled layers subclass these classes, so they start from the same weights as the plain network.
     for module in model.modules():

@@ -75,16 +75,16 @@ class Autoencoder(nn.Module):
         Args:
             images: images whose height and width are multiples of 2^len(widths).
             keep: "product", "angle" or "norm".
-            rescale: whether to scale an angle or norm code to the root mean square of the product code, on which the
-                decoder was trained. The thesis does not say whether it did so.
+            rescale: scale an angle or norm code to the root mean square of the product code, on which the decoder was
+                trained. The thesis does not say whether it did so.
         """
         require(keep in CODES, "keep", f"one of {', '.join(map(repr, CODES))}", keep)
         x = self.encoder(images)
         product = self.code(x)
         if keep == "product":
             return product
-        # The factors need the patches themselves, which a convolution never forms. Images are few here, so the memory
-        # of `unfold` does not matter.
+        # The factors need the patches, which a convolution does not form. Batches are small here, so the memory of
+        # `unfold` does not matter.
         patches = F.unfold(x, 4, stride=2, padding=1).mT  # (batch, positions, patch size)
         filters = self.code.weight.flatten(1)
         if keep == "angle":

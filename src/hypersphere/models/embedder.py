@@ -1,4 +1,4 @@
-"""Turn any backbone into an encoder: pooling, neck, and the backbones of timm, torchvision and Hugging Face."""
+"""Turn any backbone into an encoder by a pooling and a neck, and load backbones of timm, torchvision, Hugging Face."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Embedder(nn.Module):
         require(0 <= dropout < 1, "dropout", "a probability in [0, 1)", dropout)
         self.backbone = backbone
         with torch.no_grad(), evaluation_mode(backbone):
-            output = _tensor_of(backbone(example))
+            output = _features_of(backbone(example))
         require(
             output.ndim in (2, 3, 4), "backbone", "a module with outputs of 2, 3 or 4 dimensions", tuple(output.shape)
         )
@@ -134,7 +134,7 @@ class Embedder(nn.Module):
         layers: list[nn.Module] = []
         if "linear" in neck:
             layers += [nn.Dropout(dropout)] * (dropout > 0)
-            # A BatchNorm that follows subtracts any bias again.
+            # BatchNorm subtracts the mean, so a bias before it has no effect.
             layers.append(nn.Linear(channels, self.feature_dim, bias="batch_norm" not in neck))
         if "batch_norm" in neck:
             layers.append(nn.BatchNorm1d(self.feature_dim))
@@ -142,7 +142,7 @@ class Embedder(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs to embeddings."""
-        return self.neck(self.pool(_channels_first(_tensor_of(self.backbone(inputs)))))
+        return self.neck(self.pool(_channels_first(_features_of(self.backbone(inputs)))))
 
 
 def load_encoder(
@@ -172,7 +172,7 @@ def load_encoder(
 
 
 def _import(module: str) -> Any:
-    """Import an optional library. None of them is a dependency: users choose the build for their device."""
+    """Import an optional library. These are not dependencies, because users choose the build for their device."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -208,7 +208,7 @@ def _load_hugging_face(name: str, options: dict[str, Any], in_channels: int | No
     transformers = _import("transformers")
     if Path(name).expanduser().is_dir():
         require(not options, "options", "empty for a folder, whose config.json has them", options)
-        # Only safetensors, and no code from the folder: neither can run anything.
+        # Read only safetensors and no code, so that loading a folder cannot run anything.
         return transformers.AutoModel.from_pretrained(
             Path(name).expanduser(), local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
@@ -221,8 +221,8 @@ def _load_hugging_face(name: str, options: dict[str, Any], in_channels: int | No
     for key in options:
         if not hasattr(config, key):
             raise ValueError(f"model.{key} is not an option of hf:{name}{nearest_name(key, config.to_dict())}")
-    given = {"num_channels": in_channels, "image_size": image_size}
-    sizes = {key: value for key, value in given.items() if value is not None and hasattr(config, key)}
+    image_options = {"num_channels": in_channels, "image_size": image_size}
+    sizes = {key: value for key, value in image_options.items() if value is not None and hasattr(config, key)}
     return transformers.AutoModel.from_config(type(config)(**{**sizes, **options}))
 
 
@@ -252,12 +252,13 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
 
 
 def _collect_blocks(module: nn.Module, name: str, blocks: list[str]) -> None:
+    """Append the paths of all blocks of a module, in order."""
     children = [(key, child) for key, child in module.named_children() if any(True for _ in child.parameters())]
     is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
-    repeats = is_list and len({type(child) for _, child in children}) == 1 and len(children) > 1
+    is_repeated = is_list and len({type(child) for _, child in children}) == 1 and len(children) > 1
     for key, child in children:
         path = f"{name}.{key}" if name else key
-        if not repeats and _has_list(child):
+        if not is_repeated and _has_list(child):
             _collect_blocks(child, path, blocks)
         else:
             blocks.append(path)
@@ -272,7 +273,7 @@ def _has_list(module: nn.Module) -> bool:
     )
 
 
-def _tensor_of(output: Any) -> Tensor:
+def _features_of(output: Any) -> Tensor:
     """Return the features in the output of a backbone."""
     if isinstance(output, Tensor):
         return output
