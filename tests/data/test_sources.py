@@ -121,7 +121,7 @@ def test_image_folder_source_decides_on_the_number_of_channels(tmp_path):
     assert ImageFolderSource(tmp_path, grey=False)[0].shape == (3, 8, 8)
     source = ImageFolderSource(tmp_path)
     (tmp_path / "a" / "000.png").write_bytes(encoded(pixels(0)))  # becomes coloured after the source was opened
-    with pytest.raises(ValueError, match=r"grey must be set, because a/000\.png has colours"):
+    with pytest.raises(ValueError, match=r"grey must be True or False, because a/000\.png has colours"):
         source[0]
     assert ImageFolderSource(tmp_path)[1].shape == (3, 8, 8)
 

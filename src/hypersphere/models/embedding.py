@@ -16,7 +16,7 @@ class EmbeddingCNN(nn.Module):
     """Stages of convolution, normalisation, activation and 2×2 max-pool, then a linear feature without activation.
 
     Maps images (batch, in_channels, height, width) to features (batch, feature_dim) for a head of `hypersphere.heads`.
-    The sources do not contain this network.
+    This network is not in the thesis.
 
     Args:
         feature_dim: dimension of the feature.

@@ -1,4 +1,4 @@
-"""Write a module as ONNX or as a torch.export program with a variable batch size, and check what was written."""
+"""Write a module as ONNX or as a torch.export program with a variable batch size, and compare its outputs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 class FeaturesAndScores(nn.Module):
     """A network and its head as one module with two outputs: features (B, d), and scores (B, C) without margin.
 
-    It computes in the dtype of the parameters, without autocast. In bfloat16, rounding differences between two correct
-    forms of a network would be larger than the errors that a comparison has to detect.
+    It computes in the dtype of the parameters, without autocast: in bfloat16, rounding differences between two correct
+    forms of a network would exceed the errors that a comparison has to detect.
     """
 
     def __init__(self, network: nn.Module, head: nn.Module) -> None:
@@ -50,7 +50,7 @@ class FeaturesAndScores(nn.Module):
 
 
 class PairScores(nn.Module):
-    """A calibration as a module: corresponding rows of two matrices of embeddings to the meaning of their cosines.
+    """A calibration as a module, which maps corresponding rows of two matrices of embeddings to scores.
 
     The outputs are the cosine, the natural log-likelihood ratio ℓ of "same", and the probability of "same",
     σ(ℓ + log[π/(1 − π)]) with the prior π of the calibration. All are vectors (N,).
@@ -64,13 +64,13 @@ class PairScores(nn.Module):
 
     def __init__(self, calibration: Calibration) -> None:
         super().__init__()
-        require(calibration.quality is None, "calibration", "one without qualities", calibration)
+        require(calibration.quality is None, "calibration", "a calibration without qualities", calibration)
         self.method = calibration.method
         numbers = calibration.to_dict()["map"]
         if self.method == "logistic":
             line = (numbers["slope"], numbers["intercept"])
         else:
-            # The ends of all blocks in ascending order, with the probability of each; linear in between.
+            # Both ends of each isotonic block, ascending, with its probability; interpolation is linear in between.
             ends = [end for block in zip(numbers["low"], numbers["high"], strict=True) for end in block]
             self.register_buffer("ends", torch.tensor(ends, dtype=torch.float64))
             steps = torch.tensor(numbers["probabilities"], dtype=torch.float64).repeat_interleave(2)
@@ -84,7 +84,7 @@ class PairScores(nn.Module):
         """Return cosines, log-likelihood ratios and probabilities in the dtype of the embeddings."""
         # Float64, because a steep calibration magnifies rounding errors of the cosine.
         cosine = sphere.cosine(first.double(), second.double())
-        # ONNX runtimes may round the smallest number of float64 to zero, by which zero vectors are recognised.
+        # `cosine` recognises zero vectors by the smallest float64 number, which ONNX runtimes may round to zero.
         is_zero = (first == 0).all(1) | (second == 0).all(1)
         cosine = cosine.masked_fill(is_zero, 0.0)
         evidence = cosine if self.method == "logistic" else self._isotonic(cosine)
@@ -93,12 +93,12 @@ class PairScores(nn.Module):
         return cosine.to(first.dtype), llr.to(first.dtype), probability.to(first.dtype)
 
     def _isotonic(self, cosine: Tensor) -> Tensor:
-        """Return the logit of the probability among the fitted pairs."""
+        """Return the logit of "same" at the proportion of same pairs that the calibration was fitted to."""
         ends, steps = self.ends, self.steps
-        inside = cosine.clamp(ends[0], ends[-1])  # type: ignore[index]
-        right = (ends < inside[:, None]).sum(1).clamp(1, len(ends) - 1)  # type: ignore[arg-type,operator]
+        clamped = cosine.clamp(ends[0], ends[-1])  # type: ignore[index]
+        right = (ends < clamped[:, None]).sum(1).clamp(1, len(ends) - 1)  # type: ignore[arg-type,operator]
         low, width = ends[right - 1], ends[right] - ends[right - 1]  # type: ignore[index]
-        fraction = torch.where(width > 0, (inside - low) / torch.where(width > 0, width, 1.0), 0.0)
+        fraction = torch.where(width > 0, (clamped - low) / torch.where(width > 0, width, 1.0), 0.0)
         probability = steps[right - 1] + fraction * (steps[right] - steps[right - 1])  # type: ignore[index]
         return probability.log() - (1 - probability).log()
 
@@ -176,8 +176,8 @@ def largest_difference(ones: Sequence[Outputs], others: Sequence[Outputs]) -> fl
     0.01
     """
     worst = 0.0
-    for one, other in zip(ones, others, strict=True):
-        for a, b in zip(one, other, strict=True):
+    for outputs, other_outputs in zip(ones, others, strict=True):
+        for a, b in zip(outputs, other_outputs, strict=True):
             scale = float(a.abs().max()) or 1.0
             difference = float((a - b).abs().max()) / scale
             worst = difference if not difference <= worst else worst  # NaN counts as the largest difference
@@ -205,6 +205,7 @@ def _write_onnx(
 
 
 def _dynamic_shapes(example: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
+    """Return shapes in which the first dimension of all inputs is the same variable batch size."""
     batch = torch.export.Dim("batch")
     return tuple({0: batch} for _ in example)
 
@@ -212,11 +213,11 @@ def _dynamic_shapes(example: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
 def _onnx_reader(path: Path, outputs: Sequence[str]) -> Callable[..., Outputs]:
     runtime = require_package("onnxruntime", "onnxruntime", "onnx")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
+    names = [node.name for node in session.get_inputs()]
 
     def run(*batch: Tensor) -> Outputs:
-        given = {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)}
-        return tuple(map(torch.from_numpy, session.run(list(outputs), given)))
+        feed = {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)}
+        return tuple(map(torch.from_numpy, session.run(list(outputs), feed)))
 
     return run
 
@@ -236,11 +237,11 @@ def _program_reader(path: Path, outputs: Sequence[str]) -> Callable[..., Outputs
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the logs and warnings of the exporters; errors are still raised."""
-    before = logging.root.manager.disable
+    previous_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(previous_level)

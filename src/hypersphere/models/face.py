@@ -1,4 +1,4 @@
-"""The face networks of insightface: IResNet and MobileFaceNet, with its parameter names, so that its checkpoints load.
+"""IResNet and MobileFaceNet with the parameter names of insightface, so that its checkpoints can be loaded.
 
 insightface trains on aligned 112×112 RGB faces normalised to (x − 127.5)/127.5. Other image sizes are possible here;
 the layers whose size depends on the image then differ from the published checkpoints.
@@ -76,7 +76,7 @@ class IResNet(nn.Module):
     ) -> None:
         super().__init__()
         fits = len(depths) == len(widths) == 4 and min(*depths, *widths) >= 1
-        require(fits, "depths", "four integers >= 1, and widths four more", (tuple(depths), tuple(widths)))
+        require(fits, "depths and widths", "four integers >= 1 each", (tuple(depths), tuple(widths)))
         height, width = height_and_width(image_size, _SHRINKAGE)
         self.feature_dim = feature_dim
         self.conv1 = conv(in_channels, widths[0], 3, stride=1, padding=1, bias=False)
@@ -85,8 +85,8 @@ class IResNet(nn.Module):
         channels = widths[0]
         for stage, (depth, filters) in enumerate(zip(depths, widths, strict=True), 1):
             units = [
-                _IResNetUnit(channels if at == 0 else filters, filters, 2 if at == 0 else 1, conv)
-                for at in range(depth)
+                _IResNetUnit(channels if index == 0 else filters, filters, 2 if index == 0 else 1, conv)
+                for index in range(depth)
             ]
             setattr(self, f"layer{stage}", nn.Sequential(*units))
             channels = filters
@@ -109,7 +109,7 @@ class IResNet(nn.Module):
 
 
 class _Layers(nn.Module):
-    """A sequence under the name `layers`, which the parameter names of insightface's MobileFaceNet contain."""
+    """A sequence called `layers`, as in the parameter names of insightface's MobileFaceNet."""
 
     def __init__(self, *layers: nn.Module, residual: bool = False) -> None:
         super().__init__()
@@ -193,9 +193,9 @@ class MobileFaceNet(nn.Module):
             ]
         )
         self.conv_sep = unit(wide, 512)
-        full_map = (-(-height // _SHRINKAGE), -(-width // _SHRINKAGE))
+        map_size = (-(-height // _SHRINKAGE), -(-width // _SHRINKAGE))
         self.features = _Layers(
-            linear_unit(512, 512, full_map, groups=512),
+            linear_unit(512, 512, map_size, groups=512),
             nn.Flatten(),
             nn.Linear(512, feature_dim, bias=False),
             nn.BatchNorm1d(feature_dim),

@@ -20,7 +20,7 @@ def normalized_adjacency(edge_index: Tensor, num_nodes: int, *, dense: bool = Fa
     Args:
         edge_index: int64 (2, edges), sources in the first row and targets in the second. Repeated edges count once.
         num_nodes: number of nodes.
-        dense: whether to return a dense tensor instead of a sparse one.
+        dense: return a dense tensor instead of a sparse one.
 
     Example:
         >>> normalized_adjacency(torch.tensor([[0, 1], [1, 0]]), 2, dense=True)
@@ -105,7 +105,7 @@ class GCN(nn.Module):
             nodes.indices(), self.dropout(nodes.values()), nodes.shape, is_coalesced=True, check_invariants=False
         )
         if type(self.hidden).forward is not nn.Linear.forward:
-            return self.hidden(dropped.to_dense())  # any layer other than X Wᵀ + b needs dense rows
+            return self.hidden(dropped.to_dense())  # other layers than X Wᵀ + b need dense rows
         weight, bias = self.hidden.weight, self.hidden.bias
         product = torch.sparse.mm(dropped, cast(Tensor, weight).mT)
         return product if bias is None else product + bias

@@ -1,4 +1,4 @@
-"""The multilayer perceptron of the sources."""
+"""The multilayer perceptron of the thesis."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MLP(nn.Module):
             layers += [linear(in_width, width, bias=bias), *make_layers(width, norm, activation)]
         self.feature_dim = widths[-1]
         self.layers = nn.Sequential(*layers)
-        # `linear` makes the hidden layers only. For a decoupled classifier use a head.
+        # `linear` makes only the hidden layers. For a decoupled classifier, use a head.
         self.classifier = None if num_classes is None else nn.Linear(widths[-1], num_classes, bias=bias)
 
     def features(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch feature_dim"]:

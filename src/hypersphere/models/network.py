@@ -16,11 +16,12 @@ __all__ = ["Network", "auto_model"]
 class Network(nn.Module):
     """Map inputs to features: normalise the inputs, (x − mean)/deviation, and apply the body of a model.
 
-    On a graph the inputs are indices of nodes; the body is applied to all nodes and the features of these are returned.
+    On a graph the inputs are indices of nodes: the body is applied to all nodes, and the features of the given ones are
+    returned.
 
     Args:
         body: maps normalised inputs to features; has an attribute `feature_dim`.
-        mean, deviation: of the inputs, broadcast to them.
+        mean, deviation: tensors that broadcast over the inputs; 0 and 1 by default.
         graph: the graph, if the inputs are nodes.
     """
 
@@ -41,7 +42,7 @@ class Network(nn.Module):
         self.feature_dim = int(body.feature_dim)  # type: ignore[arg-type]
         self.register_buffer("mean", torch.zeros(()) if mean is None else mean)
         self.register_buffer("deviation", torch.ones(()) if deviation is None else deviation)
-        nodes = None if graph is None else _rows_of_sum_one(graph.features).to_sparse()
+        nodes = None if graph is None else _normalize_rows(graph.features).to_sparse()
         adjacency = None if graph is None else normalized_adjacency(graph.edge_index, len(graph.features))
         self.register_buffer("nodes", nodes, persistent=False)
         self.register_buffer("adjacency", adjacency, persistent=False)
@@ -55,7 +56,8 @@ class Network(nn.Module):
         return self.body((inputs - self.mean) / self.deviation)
 
 
-def _rows_of_sum_one(features: Tensor) -> Tensor:
+def _normalize_rows(features: Tensor) -> Tensor:
+    """Scale rows to the sum 1; rows without a positive sum do not change."""
     sums = features.sum(1, keepdim=True)
     return features / torch.where(sums > 0, sums, 1)
 

@@ -30,13 +30,13 @@ __all__ = ["PlainCNN"]
 
 
 class PlainCNN(nn.Module):
-    """CNN-N of the sources: no shortcuts, a 2×2 max-pool after each stage (thesis, tables 2.1 and B.1 to F.3).
+    """CNN-N of the thesis: no shortcuts, a 2×2 max-pool after each stage (tables 2.1 and B.1 to F.3).
 
     Maps images (batch, in_channels, height, width) to features (batch, feature_dim) for a head of
     `hypersphere.heads`. With `num_classes` a linear classifier follows the features and the output is logits.
 
-    The fully connected layer has no activation by default, with a head as well as with `num_classes`: appendix A.1 of
-    the thesis removes the last ReLU, which would confine features to one orthant, and the authors' code has none.
+    By default the fully connected layer has no activation, with or without `num_classes`: appendix A.1 of the thesis
+    removes the last ReLU, which would confine features to one orthant, and the authors' code has none.
     Pass `feature_activation=relu` for networks that have one.
 
     The OPT paper (table 10) prints 258K weights for CNN-6 of widths 64/64/64 and 2.99M for the wide CNN-9 of widths
@@ -48,7 +48,7 @@ class PlainCNN(nn.Module):
         feature_dim: width of the fully connected layer. None omits the layer; the feature is then the flattened image.
         kernel_size: kernel size of all convolutions except that of a large stem.
         first_stride: stride of the first convolution.
-        last_pool: whether a max-pool follows the last stage.
+        last_pool: add a max-pool after the last stage.
         large_stem: start with a 7×7 convolution of stride 2 and a 3×3 max-pool of stride 2. It counts as one of the N
             convolutions.
         feature_activation: factory of an activation after the fully connected layer, or None.
@@ -101,8 +101,8 @@ class PlainCNN(nn.Module):
         # A padded convolution of stride s maps n pixels to ⌈n/s⌉.
         height, width = -(-height // first_stride), -(-width // first_stride)
         for stage, (count, filters) in enumerate(zip(convs_per_stage, widths, strict=True)):
-            for place in range(count):
-                stride = first_stride if stage == place == 0 else 1
+            for index in range(count):
+                stride = first_stride if stage == index == 0 else 1
                 layers += unit(channels, filters, kernel_size, stride=stride)
                 channels = filters
             if last_pool or stage < len(widths) - 1:

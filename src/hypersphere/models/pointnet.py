@@ -51,7 +51,7 @@ class TransformNet(nn.Module):
         super().__init__()
         self.point_mlp = _point_mlp(channels, widths, bias, conv, norm, activation)
         self.global_mlp = _mlp(widths[-1], hidden, partial(linear, bias=bias), norm, activation)
-        # The last layer is a plain layer with a bias, whatever the factories: it must be able to output the identity.
+        # The last layer is plain and has a bias, whatever the factories, because it must be able to give the identity.
         self.matrix = nn.Linear(hidden[-1], channels**2)
         nn.init.zeros_(self.matrix.weight)
         with torch.no_grad():
@@ -77,13 +77,13 @@ class PointNet(nn.Module):
     model.penalty()`.
 
     Args:
-        transforms: whether to multiply the points and the features of points by the matrices of T-Nets.
+        transforms: multiply the points, and later their features, by the matrices of T-Nets.
         dropout: fraction of features dropped in training, after the last layer and, with `transforms`, between the
             fully connected layers.
         per_point: widths of the 1×1 convolutions. The feature transform comes after the first two.
         hidden: widths of the fully connected layers.
         bias, conv, linear, activation: see `hypersphere.models`.
-        norm: also; it must accept (batch, channels) and (batch, channels, points).
+        norm: see `hypersphere.models`; it must accept (batch, channels) and (batch, channels, points).
 
     Example:
         >>> model = PointNet(transforms=True)
@@ -274,8 +274,8 @@ class PointNet2(nn.Module):
         self.levels = tuple(levels)
         point_mlps, channels = [], 0  # before the first level, a point has no features
         for widths in (*(level.widths for level in levels), group_all_widths):
-            # Convolutions are 2-d, because their input has two dimensions of points: centres and neighbours.
-            # Every MLP sees the three coordinates of a point next to its features from the level before.
+            # Convolutions are 2-d, because their input has two dimensions of points: centres and neighbours. Every MLP
+            # gets the three coordinates of a point in addition to its features from the previous level.
             point_mlps.append(_point_mlp(channels + 3, widths, bias, conv, norm, activation))
             channels = widths[-1]
         self.point_mlps = nn.ModuleList(point_mlps)
@@ -295,7 +295,7 @@ class PointNet2(nn.Module):
             candidates = centres
             centres = _gather(candidates, farthest_points(candidates, level.points))
             index = ball_query(candidates, centres, level.radius, level.neighbours)
-            # Coordinates relative to the centre, so that a shape gives the same features wherever it is.
+            # Use coordinates relative to the centre, so that features do not depend on the position of a shape.
             offsets = _gather(candidates, index) - centres.unsqueeze(2)
             neighbour_features = None if features is None else _gather(features, index)
             features = _pool_neighbours(point_mlp, offsets, neighbour_features)
@@ -319,7 +319,7 @@ def farthest_points(points: Float[Tensor, "batch points dim"], count: int) -> In
     chosen = torch.zeros(len(points), count, dtype=torch.int64, device=points.device)
     # Squared distance of every point from the nearest chosen point.
     distances = torch.full(points.shape[:2], torch.inf, dtype=points.dtype, device=points.device)
-    # The loop is sequential: a choice depends on all earlier ones. Each step costs O(points) for all clouds together.
+    # The loop is sequential, because a choice depends on all earlier ones. A step costs O(points) per cloud.
     for position in range(1, count):
         newest = points[batch, chosen[:, position - 1]].unsqueeze(1)
         distances = torch.minimum(distances, (points - newest).square().sum(2))
@@ -340,8 +340,8 @@ def ball_query(
     tensor([[[0, 1],
              [2, 2]]])
     """
-    # Squared norms minus products would lose the small distances that decide here. The ball is open, as in the
-    # authors' code.
+    # Computing distances from squared norms and products would be inaccurate for the small distances that matter here.
+    # The ball is open, as in the authors' code.
     outside = torch.cdist(centres, points, compute_mode="donot_use_mm_for_euclid_dist") >= radius
     num_points = points.shape[1]
     # Points outside the ball get the index num_points, so that the smallest indices are the first points inside.

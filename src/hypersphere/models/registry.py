@@ -1,7 +1,7 @@
-"""Every network of the sources by name, with the depths and widths of the table that defines it.
+"""All networks by name, with the depths and widths of the table that defines them.
 
-An entry is a class with some arguments set; all arguments can still be given or replaced by the caller. Names say where
-a network comes from. Layers are plain unless `conv` or `linear` says otherwise.
+An entry is a class with some arguments set; the caller can pass the others and replace these. Layers are plain unless
+`conv` or `linear` is passed.
 
 >>> MODELS["opt_cnn6"](num_classes=100).feature_dim
 64
@@ -88,7 +88,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         first_stride=2,
         last_pool=False,
     ),
-    # In no table of the sources: small networks for quick experiments.
+    # Not in the thesis: small networks for quick experiments.
     "toy_cnn": ToyCNN,
     "embedding_cnn": EmbeddingCNN,
     # Thesis, tables B.2, C.1, D.2, F.2. ResNet-20 to 34 have 0.27M, 0.46M, 11.7M and 21.8M parameters.
@@ -118,14 +118,14 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "sphereface20": partial(SphereFaceNet, units=(1, 2, 4, 1)),
     "sphereface36": partial(SphereFaceNet, units=(2, 4, 8, 2)),
     "sphereface64": partial(SphereFaceNet, units=(3, 8, 16, 3)),
-    # In no table of the sources: the networks of insightface, 112×112 faces.
+    # Not in the thesis: the networks of insightface, for 112×112 faces.
     "iresnet18": partial(IResNet, depths=(2, 2, 2, 2)),
     "iresnet34": partial(IResNet, depths=(3, 4, 6, 3)),
     "iresnet50": partial(IResNet, depths=(3, 4, 14, 3)),
     "iresnet100": partial(IResNet, depths=(3, 13, 30, 3)),
     "mobilefacenet": MobileFaceNet,
     "mobilefacenet_large": partial(MobileFaceNet, depths=(2, 8, 12, 4), scale=4),
-    # In no table of the sources: transformers on patches of images, plain and normalised (nGPT).
+    # Not in the thesis: transformers on patches of images, plain and normalised (nGPT).
     "vit": partial(SphereTransformer, image_size=32, kind="plain"),
     "normalized_vit": partial(SphereTransformer, image_size=32, kind="normalized"),
     # Thesis, F.3 (MLP), 6.6.3 and 7.5 (point clouds, graphs), table D.5 (GAN), figure 1.1 (autoencoder).

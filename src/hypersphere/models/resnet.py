@@ -26,7 +26,7 @@ __all__ = ["ResNet", "ResidualUnit"]
 
 # Options A and B of He et al. 2016, section 4.1. ResNet-20 and 32 use A, ResNet-18 and 34 use B.
 SHORTCUTS = ("pad", "projection")
-EXPANSION = 4  # channels of the output of a bottleneck unit per filter of its 3×3 convolution
+EXPANSION = 4  # output channels of a bottleneck unit per filter of its 3×3 convolution
 
 
 class ResidualUnit(nn.Module):

@@ -21,7 +21,7 @@ from hypersphere.models._blocks import (
 
 __all__ = ["SphereFaceNet", "SphereFaceUnit"]
 
-# Standard deviation of the initial weights in residual units: small, so that a deep network starts almost shallow.
+# Standard deviation of the initial weights in residual units. It is small, so that each unit is almost the identity.
 RESIDUAL_STD = 0.01
 
 
@@ -118,11 +118,11 @@ class SphereFaceNet(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise like the authors: N(0, 0.01²) in residual units, Xavier uniform elsewhere, biases zero."""
-        # By identity, because `nn.Module` does not know its parent.
+        # Collect ids, because a module does not know its parent.
         in_residual_unit = {
             id(module) for unit in self.modules() if isinstance(unit, SphereFaceUnit) for module in unit.modules()
         }
-        # As in `he_normal_`, parametrised layers keep the weights that their factory gave them.
+        # As in `he_normal_`, parametrised layers keep the weights of their factory.
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.Linear)) and not parametrize.is_parametrized(module):
                 if id(module) in in_residual_unit:

@@ -1,4 +1,4 @@
-"""BatchNorm with the statistics of the batches of all processes, on every device."""
+"""BatchNorm with statistics over the batches of all processes, on every device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["sync_batch_norm_"]
 
 
 def sync_batch_norm_(network: nn.Module) -> int:
-    """Let all BatchNorm layers use the statistics of the full batch; return the number of layers.
+    """Replace all BatchNorm layers, in place, by layers with the statistics of the full batch; return their number.
 
     `torch.nn.SyncBatchNorm` needs a GPU; these layers work on every device.
 
@@ -25,7 +25,9 @@ def sync_batch_norm_(network: nn.Module) -> int:
         for name, child in module.named_children():
             if isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, _SyncedBatchNorm):
                 if not child.track_running_stats:
-                    raise ValueError("sync_batch_norm needs BatchNorm layers with running statistics")
+                    raise ValueError(
+                        f"sync_batch_norm needs BatchNorm layers with running statistics, but {name} has none"
+                    )
                 setattr(module, name, _SyncedBatchNorm(child))
                 count += 1
     return count
@@ -39,7 +41,7 @@ class _SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         self.weight, self.bias = layer.weight, layer.bias
         self.running_mean, self.running_var = layer.running_mean, layer.running_var
         self.num_batches_tracked = layer.num_batches_tracked
-        self.variance_floor = layer.eps  # the setting of the replaced layer
+        self.variance_floor = layer.eps
         self.processes = Processes()
         self.train(layer.training)  # a frozen layer stays frozen
 
@@ -51,13 +53,13 @@ class _SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         values = input.to(torch.promote_types(input.dtype, torch.float32))
-        others = [dim for dim in range(values.ndim) if dim != 1]
+        reduced_dims = [dim for dim in range(values.ndim) if dim != 1]
         shape = [1, -1, *([1] * (values.ndim - 2))]
         count = self.processes.all_reduce_(values.new_tensor(values.numel() / values.shape[1]))
-        # Two passes: the sum of squares minus the square of the sum would cancel in float32.
-        mean = self._sum(values.sum(others)) / count
+        # Two passes, because E[x²] − E[x]² would cancel in float32.
+        mean = self._sum(values.sum(reduced_dims)) / count
         centred = values - mean.view(shape)
-        variance = self._sum(centred.square().sum(others)) / count
+        variance = self._sum(centred.square().sum(reduced_dims)) / count
         self._update(mean.detach(), variance.detach() * count / (count - 1).clamp_min(1))
         result = centred * (variance + self.variance_floor).rsqrt().view(shape)
         if self.affine:
@@ -65,13 +67,14 @@ class _SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         return result.to(input.dtype)
 
     def _sum(self, part: Tensor) -> Tensor:
-        """Return the sum over processes. Every process uses it, so its gradients are summed over processes too."""
+        """Return the sum over processes. Every process uses it, so the backward pass sums its gradients too."""
         (total,) = self.processes.share(self.processes.sum_parts(part))
         assert total is not None
         return total
 
     @torch.no_grad()
     def _update(self, mean: Tensor, variance: Tensor) -> None:
+        """Update the running statistics."""
         assert self.num_batches_tracked is not None
         assert self.running_mean is not None
         assert self.running_var is not None

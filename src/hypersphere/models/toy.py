@@ -20,7 +20,7 @@ class ToyCNN(nn.Module):
     network behind figure 2.2 of the thesis, which is `MODELS["mnist_cnn6"]`.
 
     Args:
-        image_size: divisible by 2 once per stage.
+        image_size: height and width, or one integer for both; multiples of 2^len(widths).
         feature_dim: dimension of the feature, 2 or 3 for pictures.
         widths: number of filters of each stage.
         in_channels, conv, linear: see `hypersphere.models`.
@@ -52,7 +52,7 @@ class ToyCNN(nn.Module):
         layers: list[nn.Module] = []
         channels = in_channels
         for filters in widths:
-            # Two convolutions per stage, of which only the first changes the number of channels.
+            # Only the first of the two convolutions of a stage changes the number of channels.
             for conv_channels in (channels, filters):
                 layers += [conv(conv_channels, filters, 3, padding=1), nn.PReLU(filters)]
             layers.append(nn.MaxPool2d(2))

@@ -6,8 +6,8 @@ norms of a plain one. Each block moves the unit vector h towards the direction t
     h ← norm(h + α_A(norm(attention(h)) − h))
     h ← norm(h + α_M(norm(MLP(h)) − h)),
 
-and every vector of a weight matrix that lies in the space of h has norm 1. Dot products are therefore cosines, and
-learned scales take the place of the norms:
+and every row or column of a weight matrix that is a vector in the space of h has norm 1. Dot products are therefore
+cosines, and learned scales take the place of the norms:
 
     attention   q ← s_qk·norm(q), k ← s_qk·norm(k), softmax(√d_k·qkᵀ)
     MLP         u ← s_u·u, v ← s_v·√d·v, down(u·silu(v))
@@ -141,7 +141,7 @@ class SphereTransformer(nn.Module):
 
     @torch.no_grad()
     def _initialize_(self) -> None:
-        """Draw weights from N(0, 1/dim), and those that write to the hidden states from N(0, 1/(2·depth·dim))."""
+        """Draw weights from N(0, 1/dim), and those of the last layer of each branch from N(0, 1/(2·depth·dim))."""
         # The sum over the 2·depth branches of a plain transformer then has the variance of one branch (GPT-2). The
         # normalised form has the same directions. Layers of a factory with a parametrisation keep their weights.
         writers = {layer for block in self._blocks for layer in (block.attention.o, block.mlp.down)}
@@ -187,7 +187,7 @@ class SphereTransformer(nn.Module):
           vectors of single pixels.
 
         Raises:
-            ValueError: a weight is parametrised, so that it cannot be written.
+            ValueError: if a weight is parametrised, so that it cannot be written.
 
         Example:
             >>> model = SphereTransformer(vocabulary=5, dim=16, depth=1)
@@ -272,7 +272,7 @@ class SphereTransformer(nn.Module):
         Args:
             tokens: ids of the first tokens, at least one per sequence.
             count: number of tokens to append.
-            generator: random numbers; by default those of the global seed.
+            generator: source of random numbers; the global generator if None.
             temperature: 0 selects the most probable token.
         """
         require(self.positions is None, "model", "a transformer with a vocabulary", "one for images")
@@ -335,7 +335,7 @@ class _Attention(nn.Module):
         q, k, v = (layer(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         if angles is not None:
             q, k = _rotate(q, angles), _rotate(k, angles)
-        scale = None  # 1/√d_k
+        scale = None  # the default, 1/√d_k
         if self.s_qk is not None:
             # Rotations keep norms, but not the axes that s_qk scales, so scaling comes last.
             s_qk = self.s_qk().view(self.heads, 1, self.head_dim)
@@ -349,7 +349,7 @@ class _Attention(nn.Module):
 
 def _rotary_angles(length: int, head_dim: int, h: Tensor) -> Tensor:
     """Return the angles t·10000^(−2i/d_k) of positions t and pairs of coordinates i, (length, head_dim/2)."""
-    # Computed for each batch instead of stored, so that half precision does not round large angles.
+    # Compute the angles for each batch: stored angles would be rounded when the model is cast to half precision.
     dtype = compute_dtype(h.dtype)
     frequencies = 10000.0 ** -(torch.arange(0, head_dim, 2, device=h.device, dtype=dtype) / head_dim)
     return torch.outer(torch.arange(length, device=h.device, dtype=dtype), frequencies)

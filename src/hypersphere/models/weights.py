@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 __all__ = ["LoadReport", "load_matching_weights_"]
 
-# Prefixes of names in files and their replacements: weights of an objective, checkpoint, network, body or backbone.
+# Prefixes of names in a file of an objective, checkpoint, network, body or backbone, and their replacements.
 _PREFIXES = (("", ""), ("objective.", ""), ("", "network."), ("", "network.body."), ("", "network.body.backbone."))
-_MOST = 6  # names in a message
+_SHOWN_NAMES = 6  # names in a message
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class LoadReport:
     unused: tuple[str, ...]
 
     def __str__(self) -> str:
-        text = f"loaded {len(self.loaded)} tensors ({_some(self.loaded)})"
+        text = f"loaded {len(self.loaded)} tensors ({_first_names(self.loaded)})"
         if self.initialized:
-            text += f"; randomly initialised: {_some(self.initialized)}"
+            text += f"; randomly initialised: {_first_names(self.initialized)}"
         if self.unused:
-            text += f"; not loaded: {_some(self.unused)}"
+            text += f"; not loaded: {_first_names(self.unused)}"
         if any(".parametrizations." in name for name in self.unused):
             text += "; to load rotated layers, fold that run first (hypersphere fold)"
         return text
@@ -54,38 +54,40 @@ def load_matching_weights_(network: nn.Module, head: nn.Module, weights: Mapping
         >>> print(load_matching_weights_(network, head, source))
         loaded 1 tensors (network.weight); randomly initialised: network.bias, ...; not loaded: network.bias (4, not 2)
     """
-    of_network = {f"network.{name}": value for name, value in network.state_dict().items()}
-    of_head = {f"head.{name}": value for name, value in head.named_parameters()}
-    ours = {name: value for name, value in {**of_network, **of_head}.items() if isinstance(value, Tensor)}
-    theirs = _renamed({name: value for name, value in weights.items() if isinstance(value, Tensor)}, ours)
-    fitting = {name for name, value in ours.items() if name in theirs and theirs[name].shape == value.shape}
-    if not fitting >= of_head.keys():
-        fitting -= of_head.keys()
-    learned = {f"network.{name}" for name, _ in network.named_parameters()} | of_head.keys()
-    unused = [_reason(name, value, ours) for name, value in theirs.items() if name not in fitting]
-    if not fitting & learned:
-        there, here = _some(unused) or "nothing", _some(list(ours))
-        raise ValueError(f"none of the initial weights matches: the file has {there}; the model has {here}")
-    for name in fitting:
-        ours[name].copy_(theirs[name])
-    initialized = [name for name in ours if name not in fitting]
-    return LoadReport(tuple(name for name in ours if name in fitting), tuple(initialized), tuple(unused))
+    network_tensors = {f"network.{name}": value for name, value in network.state_dict().items()}
+    head_parameters = {f"head.{name}": value for name, value in head.named_parameters()}
+    targets = {
+        name: value for name, value in {**network_tensors, **head_parameters}.items() if isinstance(value, Tensor)
+    }
+    given = _renamed({name: value for name, value in weights.items() if isinstance(value, Tensor)}, targets)
+    matching = {name for name, value in targets.items() if name in given and given[name].shape == value.shape}
+    if not matching >= head_parameters.keys():
+        matching -= head_parameters.keys()
+    learned = {f"network.{name}" for name, _ in network.named_parameters()} | head_parameters.keys()
+    unused = [_describe_unused(name, value, targets) for name, value in given.items() if name not in matching]
+    if not matching & learned:
+        in_file, in_model = _first_names(unused) or "nothing", _first_names(list(targets))
+        raise ValueError(f"none of the initial weights matches: the file has {in_file}; the model has {in_model}")
+    for name in matching:
+        targets[name].copy_(given[name])
+    initialized = [name for name in targets if name not in matching]
+    return LoadReport(tuple(name for name in targets if name in matching), tuple(initialized), tuple(unused))
 
 
-def _renamed(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the given tensors with the prefix under which most names match; drop those of regularisers."""
-    ways = [{new + name.removeprefix(old): value for name, value in theirs.items()} for old, new in _PREFIXES]
-    best = max(ways, key=lambda way: len(way.keys() & ours.keys()))
+def _renamed(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the given tensors by the entry of `_PREFIXES` with the most matches; omit those of regularisers."""
+    candidates = [{new + name.removeprefix(old): value for name, value in given.items()} for old, new in _PREFIXES]
+    best = max(candidates, key=lambda tensors: len(tensors.keys() & targets.keys()))
     return {name: value for name, value in best.items() if not name.startswith("regularizers.")}
 
 
-def _reason(name: str, value: Tensor, ours: Mapping[str, Tensor]) -> str:
-    if name not in ours or ours[name].shape == value.shape:
+def _describe_unused(name: str, value: Tensor, targets: Mapping[str, Tensor]) -> str:
+    if name not in targets or targets[name].shape == value.shape:
         return name
-    there, here = ("×".join(map(str, tensor.shape)) or "scalar" for tensor in (value, ours[name]))
-    return f"{name} ({there}, not {here})"
+    given_shape, shape = ("×".join(map(str, tensor.shape)) or "scalar" for tensor in (value, targets[name]))
+    return f"{name} ({given_shape}, not {shape})"
 
 
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST])
-    return shown if len(names) <= _MOST else f"{shown} and {len(names) - _MOST} more"
+def _first_names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
