@@ -1,4 +1,4 @@
-"""Every table of the sources as one command: rows and scales as data, one JSON record per row and seed."""
+"""Every table of the thesis and its papers as one command: rows and scales are data, and each row and seed a record."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ __all__ = [
     "source_entries",
 ]
 
-# The packages are the parts, so a recipe does not repeat the name of its part.
+# Each package is one part of the thesis, so a recipe does not repeat the name of its part.
 _PACKAGES = {"objectives": objectives, "architectures": architectures, "energy": energy, "rotation": rotation}
 RECIPES: dict[str, Recipe] = {
     recipe.name: replace(recipe, part=part) for part, package in _PACKAGES.items() for recipe in package.RECIPES
@@ -53,9 +53,9 @@ def find_recipe(name: str) -> Recipe:
         return RECIPES[name]
     identifier = _PAPER_TABLES.get(name.upper(), name).lower()
     for recipe in RECIPES.values():
-        if identifier in (one.lower() for one in recipe.covers):
+        if identifier in (entry.lower() for entry in recipe.covers):
             return recipe
-    covered = sorted({one for recipe in RECIPES.values() for one in recipe.covers})
+    covered = sorted({entry for recipe in RECIPES.values() for entry in recipe.covers})
     near = nearest_name(name, [*RECIPES, *covered])
     accepted = "a recipe of `hypersphere list recipes`, or a table or figure that one of them covers"
     raise ValueError(f"name must be {accepted}, not {name!r}{near}")

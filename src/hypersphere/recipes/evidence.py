@@ -1,4 +1,4 @@
-"""What the records of a recipe say: differences to the baseline with intervals, and the claims of the source."""
+"""Compare the rows of a recipe: differences to the baseline with intervals, and decisions about the claims."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Decision", "decide_claims", "difference_between", "differences_to_ba
 
 @dataclass(frozen=True)
 class Decision:
-    """A claim of the source and what the records say about it.
+    """A claim of the source and the evidence of the records.
 
     Attributes:
         claim: the claim.
@@ -67,14 +67,14 @@ def format_difference(difference: PairedDifference, metric: Metric) -> str:
 
 def differences_to_baseline(recipe: Recipe, records: Sequence[Record], metric: str) -> dict[str, PairedDifference]:
     """Return the difference of each row to its baseline, for the rows that have one."""
-    found: dict[str, PairedDifference] = {}
+    differences: dict[str, PairedDifference] = {}
     for row in recipe.rows:
         baseline = recipe.baseline_of(row)
         if baseline is not None:
             difference = difference_between(records, row.name, baseline.name, metric)
             if difference is not None:
-                found[row.name] = difference
-    return found
+                differences[row.name] = difference
+    return differences
 
 
 def decide_claims(recipe: Recipe, records: Sequence[Record]) -> list[Decision]:

@@ -68,19 +68,19 @@ def execute(
         on_message: called with messages for the user: rows that diverge, damaged checkpoints that are skipped, settings
             that were chosen for a row.
     """
-    chosen, numbers = recipe.selected(scale, rows, seeds)
+    selected_rows, selected_seeds = recipe.selected(scale, rows, seeds)
     changes = json.loads(json.dumps(dict(overrides or {})))
-    # All settings are checked before the first run, which may take hours.
-    for row in chosen:
+    # Check all settings before the first run, which may take hours.
+    for row in selected_rows:
         for trial in recipe.trials(row, scale) or [{}]:
-            recipe.checked_settings(row, scale, {**trial, **changes}, numbers[0] if numbers else None)
+            recipe.checked_settings(row, scale, {**trial, **changes}, selected_seeds[0] if selected_seeds else None)
     session = _Session(recipe, out, scale, changes, device, data_root, stop, on_message, made_with())
     records: list[Record] = []
-    for row in chosen:
-        selection = _stored_selection(session, row, numbers) or _tune(session, row)
+    for row in selected_rows:
+        selection = _stored_selection(session, row, selected_seeds) or _tune(session, row)
         if selection is None:
             break
-        for seed in numbers:
+        for seed in selected_seeds:
             report = partial(on_progress, row, seed)
             job = _Job(session, row, seed, selection)
             record = job.finished_record()
@@ -96,7 +96,7 @@ def execute(
 
 @dataclass(frozen=True)
 class _Session:
-    """What all jobs of one call of `execute` share, see there; `environment` is what records say about the machine."""
+    """The arguments that all jobs of a call of `execute` share, and `environment`, the result of `made_with`."""
 
     recipe: Recipe
     out: Path
@@ -109,7 +109,7 @@ class _Session:
     environment: Mapping[str, Any]
 
     def record_path(self, row: Row, seed: int) -> Path:
-        """Return the place of the record of a row and seed."""
+        """Return the path of the record of a row and seed."""
         return record_path(self.out, self.recipe.name, row.name, seed, self.overrides, self.scale)
 
 
@@ -122,7 +122,7 @@ class Selection:
 
 
 def _stored_selection(session: _Session, row: Row, seeds: Sequence[int]) -> Selection | None:
-    """Return the choice that a current record of the row was made with, or None. It needs no records of trials."""
+    """Return the selection of a current record of the row, or None. Records of trials are not needed."""
     recipe, overrides = session.recipe, session.overrides
     for seed in seeds:
         path = session.record_path(row, seed)
@@ -149,20 +149,20 @@ def _tune(session: _Session, row: Row) -> Selection | None:
                 return None
             values.append(record.metrics.get(tuning.metric))
         trials.append({"settings": combination, "values": values})
-    metric = next(one for one in recipe.metrics if one.key == tuning.metric)
+    metric = next(metric for metric in recipe.metrics if metric.key == tuning.metric)
     sign = 1 if metric.higher_is_better else -1
 
     def score(trial: Mapping[str, Any]) -> float:
         return -inf if None in trial["values"] else sign * fmean(trial["values"])
 
-    best = max(trials, key=score)  # the first of equally good ones, as listed in the grid
+    best = max(trials, key=score)  # the first in the order of the grid, if several are equally good
     shown = ", ".join(f"{path} = {value}" for path, value in best["settings"].items())
     session.on_message(f"{row.name}: {shown}, the best of {len(trials)} trials on held-out training data")
     return Selection(best["settings"], trials)
 
 
 class _Job:
-    """One row with one seed, or one trial of it: its settings and the places of its files."""
+    """One row with one seed, or one trial of it: its settings and the paths of its files."""
 
     def __init__(
         self, session: _Session, row: Row, seed: int, selection: Selection, *, trial: int | None = None
@@ -176,7 +176,7 @@ class _Job:
             self.settings["selection"] = self.recipe.tuning.held_out
             self.path = self.path.parent / "trials" / f"{trial}-{self.path.name}"
         self.measure_options = self.settings.get("measure", {})
-        self.folder = self.path.with_suffix("")  # of the run, until its record is written
+        self.folder = self.path.with_suffix("")  # folder of the run, until its record is written
         self.processes = Processes()
 
     def finished_record(self) -> Record | None:
@@ -199,7 +199,7 @@ class _Job:
             # Files of other settings are removed, the record first: a record without its tensors must not exist.
             for old in (self.path, self.path.with_suffix(".safetensors")):
                 old.unlink(missing_ok=True)
-        began = time.perf_counter()
+        start = time.perf_counter()
         torch.manual_seed(self.seed)
         try:
             outcome = self._train(report) if self.recipe.compute is None else self._compute(self.recipe.compute)
@@ -208,7 +208,7 @@ class _Job:
             raise
         if outcome is None:
             return None
-        seconds, environment = time.perf_counter() - began, self.session.environment
+        seconds, environment = time.perf_counter() - start, self.session.environment
         record = Record(
             recipe=self.recipe.name,
             row=self.row.name,
@@ -237,7 +237,7 @@ class _Job:
         return record if self.processes.rank == 0 else Record.read(self.path)  # the same in all processes
 
     def _compute(self, compute: Callable[..., Outcome]) -> Outcome:
-        """Return what a recipe without training computes."""
+        """Return the outcome of a recipe without training."""
         root = _data_root(compute, self.session.data_root)
         return compute(self.settings["seed"], **self.measure_options, **root)
 
@@ -282,6 +282,7 @@ class _Job:
         return Run.open(self.folder)
 
     def _is_resumable(self, experiment: Experiment) -> bool:
+        """Return True if the folder holds a run with the same settings and data."""
         try:
             run = Run.open(self.folder)
             run.require_same_data(experiment.data)
@@ -296,6 +297,7 @@ class _Job:
             run.log(line)
 
     def _wait(self) -> None:
+        """Wait for all processes."""
         if self.processes.size > 1:
             torch.distributed.barrier()
 
@@ -305,8 +307,8 @@ def outcome_of_lines(lines: Iterable[Mapping[str, Any]]) -> Outcome:
 
     Curves have one value per validation, and one before training except for the loss: `loss`, `error` (100 minus the
     accuracy), `energy` (mean over the hidden layers) and the metrics of other protocols, such as
-    `verification.accuracy`. Fractions are in per cent; metrics of foreign protocols are not changed. The metrics are
-    the last values of the curves, and `accuracy`.
+    `verification.accuracy`. Fractions are in per cent; metrics of protocols outside this library are not changed. The
+    metrics are the last values of the curves, and `accuracy`.
 
     >>> line = {"kind": "epoch", "epoch": 1, "loss": 0.5, "accuracy": 0.75}
     >>> outcome_of_lines([line]).metrics
@@ -321,7 +323,7 @@ def outcome_of_lines(lines: Iterable[Mapping[str, Any]]) -> Outcome:
         elif key == "energy":
             curves["energy"] = [mean_energy(value) if value and None not in value.values() else nan for value in values]
         else:
-            # Only the metrics of our own protocols are known to be fractions.
+            # Only the metrics of protocols of this library are known to be fractions.
             factor = 100 if key.partition(".")[0] in PROTOCOLS else 1
             curves[key] = [factor * _number(value) for value in values]
     metrics = {key: values[-1] for key, values in curves.items() if key != "loss"}
@@ -331,7 +333,7 @@ def outcome_of_lines(lines: Iterable[Mapping[str, Any]]) -> Outcome:
 
 
 def _metrics_of(line: Mapping[str, Any]) -> list[str]:
-    """Return the names of the metrics of validation in a line; there are none after an epoch without validation."""
+    """Return the names of validation metrics in a line; there are none after an epoch without validation."""
     return [key for key, value in line.items() if key == "accuracy" or "." in key or (key == "energy" and value)]
 
 
@@ -345,6 +347,7 @@ def _data_root(function: Callable[..., Any], data_root: Path | None) -> dict[str
 
 
 def _require_writable(folder: Path) -> None:
+    """Create a folder; raise a `ValueError` if files cannot be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -361,11 +364,11 @@ def _remove_empty_folders(folder: Path, end: Path) -> None:
 
 
 def _machine(name: str, device: Device, processes: int) -> str:
-    place = torch.device("cpu" if device is None else device)
-    accelerator = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
+    device = torch.device("cpu" if device is None else device)
+    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     parts = [
         name,
-        *([] if place.type == "cpu" else [accelerator]),
+        *([] if device.type == "cpu" else [accelerator]),
         *([f"{processes} processes"] if processes > 1 else []),
     ]
     return ", ".join(parts)

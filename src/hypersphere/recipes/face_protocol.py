@@ -1,4 +1,4 @@
-"""What recipes of faces share: training data, networks, and verification and identification of unseen people."""
+"""Training data, networks, and verification and identification of unseen people, for all recipes of faces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ AXES = {
     "rank10_by_distractors": Axis("log10 of the number of distractors", 1, 6),
 }
 
-# Seed k leaves out fold k of LFW at the cpu scale.
+# At the cpu scale, seed k tests on fold k of LFW.
 SEEDED = ("seed", "data.fold")
 # The schedule of the released SphereFace code; the thesis states only its end, λ = 5 (A.7).
 SOURCE_ANNEALING = {"start": 1000, "gamma": 0.12, "power": 1, "end": 5}
@@ -116,8 +116,8 @@ def measure_faces(
 ) -> Outcome:
     """Verify pairs of unseen people and rank their images among distractors, by features of image and mirror image.
 
-    Pairs in several folds get the threshold that is best on the other folds. A single fold gets the one that is best on
-    pairs of other people. Without pairs, as in trials, pairs are drawn.
+    With several folds, the threshold of a fold is the best one on the other folds. With a single fold, it is the best
+    one on pairs of other people. If the data have no pairs, as in trials, they are drawn.
 
     Args:
         experiment: the trained experiment.
@@ -139,9 +139,9 @@ def measure_faces(
         verified = evaluation.verify_scores(scores, pairs.same, folds=pairs.fold)
         accuracy, curve = verified.accuracy, verified.roc
     else:
-        drawn = _draw_pairs(others.for_threshold.labels, threshold_pairs)
-        seen, _, _ = _pair_scores(experiment, project, others.for_threshold, drawn)
-        threshold = evaluation.roc(seen, drawn.same).best_threshold
+        other_pairs = _draw_pairs(others.for_threshold.labels, threshold_pairs)
+        other_scores, _, _ = _pair_scores(experiment, project, others.for_threshold, other_pairs)
+        threshold = evaluation.roc(other_scores, other_pairs.same).best_threshold
         accuracy, curve = (
             float(((scores >= threshold) == pairs.same).double().mean()),
             evaluation.roc(scores, pairs.same),
@@ -179,7 +179,7 @@ def embed_mirrored(experiment: Experiment, source: data.Source) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _OtherPeople:
-    """Probes and distractors of identification, and people whose pairs choose the threshold of verification."""
+    """Probes and distractors for identification, and images whose pairs determine the threshold of verification."""
 
     probes: data.Source
     distractors: data.Source
@@ -187,6 +187,7 @@ class _OtherPeople:
 
 
 def _other_people(experiment: Experiment, distractors: str, data_root: Path | None) -> _OtherPeople:
+    """Return the sources that `distractors` names, see `measure_faces`."""
     split = experiment.data
     assert split.validation is not None
     shape = (split.outline() or {"shape": []})["shape"]
@@ -197,10 +198,10 @@ def _other_people(experiment: Experiment, distractors: str, data_root: Path | No
         noise = torch.randint(256, (50, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         others = data.TensorSource(noise, torch.zeros(50, dtype=torch.int64), ("noise",))
         return _OtherPeople(split.validation, others, split.train)
-    # People with few photographs, outside of the fold that is tested, who are not trained on.
+    # People outside the test fold with too few photographs to be trained on.
     options = experiment.config.data.options
     counts = Counter(name.split("/")[0] for name in data.image_names(find_images(data_root)))
-    other_folds = (names for at, names in enumerate(data.lfw_people(data_root)) if at != options.get("fold", 0))
+    other_folds = (names for fold, names in enumerate(data.lfw_people(data_root)) if fold != options.get("fold", 0))
     people = sorted(name for names in other_folds for name in names if counts[name] < options.get("at_least", 4))
     faces = data.TensorSource.of(data.lfw(data_root, people=people, size=(shape[1], shape[2]), grey=shape[0] == 1))
     has_one = faces.labels.bincount()[faces.labels] == 1
@@ -225,7 +226,7 @@ def _draw_pairs(labels: Tensor, count: int) -> data.Pairs:
 def _pair_scores(
     experiment: Experiment, project: Callable[[Tensor], Tensor], source: data.Source, pairs: data.Pairs
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the cosines of pairs, and features and labels of the images that occur in one."""
+    """Return the cosines of pairs, and features and labels of the images that occur in them."""
     used, position = torch.cat([pairs.first, pairs.second]).unique(return_inverse=True)
     features = project(embed_mirrored(experiment, data.subset(source, used)))
     first, second = position.chunk(2)
@@ -248,19 +249,19 @@ def _rank(
 ) -> tuple[evaluation.MateRanks, evaluation.MateRanks]:
     """Rank the mates of probes among all distractors, and among the first hundredth of them."""
     features = project(embed_mirrored(experiment, others.probes))
-    labels, rivals = others.probes.labels, project(embed_mirrored(experiment, others.distractors))
-    sizes = [10**power for power in DISTRACTOR_POWERS if 10**power <= len(rivals)]
-    ranked = evaluation.rank_mates(features, labels, rivals, sizes=sizes or None)
-    return ranked, evaluation.rank_mates(features, labels, rivals[: max(len(rivals) // 100, 1)])
+    labels, distractors = others.probes.labels, project(embed_mirrored(experiment, others.distractors))
+    sizes = [10**power for power in DISTRACTOR_POWERS if 10**power <= len(distractors)]
+    ranked = evaluation.rank_mates(features, labels, distractors, sizes=sizes or None)
+    return ranked, evaluation.rank_mates(features, labels, distractors[: max(len(distractors) // 100, 1)])
 
 
 def _curves(ranked: evaluation.MateRanks, few: evaluation.MateRanks) -> dict[str, list[float]]:
     """Return the curves of figures 2.12, D.5 and D.6, in per cent; NaN where there are too few distractors."""
     powers = torch.linspace(AXES["roc"].low, AXES["roc"].high, ROC_POINTS, dtype=torch.float64).tolist()
 
-    def rates(one: evaluation.MateRanks) -> list[float]:
-        curve = one.roc()
-        resolved = -log10(curve.negatives)
+    def rates(ranks: evaluation.MateRanks) -> list[float]:
+        curve = ranks.roc()
+        resolved = -log10(curve.negatives)  # log10 of the smallest false accept rate that can be measured
         return [100 * curve.tar_at(min(10**power, 1 - 1e-9)) if power >= resolved else nan for power in powers]
 
     def by_distractors(rank: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""What a recipe would run, as plain data: the settings that all rows share, and those that each row adds."""
+"""The runs of a recipe as plain data: the settings that all rows share, and those that each row adds."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def plan(
         >>> result["shared"]["head"], result["rows"]
         ({'name': 'arcface'}, {'a': {'head': {'m': 0.5}}, 'b': {'head': {'m': 0.4}}})
     """
-    chosen, numbers = recipe.selected(scale, rows, seeds)
-    settings = {row.name: recipe.checked_settings(row, scale, overrides, numbers[0]) for row in chosen}
+    selected_rows, selected_seeds = recipe.selected(scale, rows, seeds)
+    settings = {row.name: recipe.checked_settings(row, scale, overrides, selected_seeds[0]) for row in selected_rows}
     shared = _shared(list(settings.values())) if len(settings) > 1 else {}
     return {
         "recipe": recipe.name,
         "scale": scale,
-        "seeds": numbers,
+        "seeds": selected_seeds,
         "core_hours_of_all_rows": recipe.cost.get(scale),
         "shared": shared,
-        "rows": {row: _without(shared, one) for row, one in settings.items()},
+        "rows": {row: _without(shared, row_settings) for row, row_settings in settings.items()},
         "parameters": {} if recipe.compute else _parameters(recipe, scale, list(settings), overrides),
     }
 
@@ -61,7 +61,7 @@ def _parameters(
         if key not in by_network:
             split = data.published_outline(config.data.name, config.data.options)
             network = None if split is None else build_network_on_meta(config, split)
-            by_network[key] = None if network is None else sum(one.numel() for one in network.parameters())
+            by_network[key] = None if network is None else sum(parameter.numel() for parameter in network.parameters())
         counts[row] = by_network[key]
     return counts
 
@@ -73,7 +73,7 @@ def _shared(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values: list[Any] = [part.get(key) for part in parts]
         if all(key in part and part[key] == value for part in parts):
             shared[key] = value
-        elif all(isinstance(one, dict) for one in values) and len({one.get("name") for one in values}) == 1:
+        elif all(isinstance(item, dict) for item in values) and len({item.get("name") for item in values}) == 1:
             shared[key] = _shared(values)
     return shared
 

@@ -1,4 +1,4 @@
-"""What several recipes share: columns, training protocols on CIFAR and on citation graphs, measurements of features."""
+"""Columns, training protocols on CIFAR and on citation graphs, and measurements that several recipes share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CIFAR: dict[str, dict[str, Any]] = {
         "epochs": 6,
     },
 }
-# Digits that come with the library, for a test of a few steps.
+# The digits of scikit-learn, for a test of a few steps.
 SMOKE: dict[str, Any] = {"data": {"name": "digits", "limit": 60, "held_out": 100}, "epochs": 1, "batch_size": 30}
 
 
@@ -52,7 +52,7 @@ GRAPH_BASE = {
     "model": "gcn",
     "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 5e-4},
     "schedule": "constant",
-    "validation": {"every": 50},  # an epoch is a single step, and measuring takes longer
+    "validation": {"every": 50},  # an epoch is a single step, which is faster than a validation
 }
 # Citation graphs are small, so the protocol of the source runs on a CPU.
 GRAPH_SCALES: dict[str, Any] = {"paper": {"epochs": 200}, "cpu": {"epochs": 200}, "smoke": {"epochs": 3}}
@@ -66,14 +66,14 @@ def load_data(settings: Mapping[str, Any], data_root: Path | None) -> data.DataS
 
 
 def picture(experiment: Experiment, features: Tensor, labels: Tensor, count: int | None = None) -> dict[str, Tensor]:
-    """Return what a picture of features shows: the first ones with their labels, and the class vectors."""
+    """Return the tensors of a picture: the first `count` features with their labels, and the class vectors."""
     head: Any = experiment.head
     return {"features": features[:count], "labels": labels[:count], "class_vectors": head.weight.detach()}
 
 
 def compare_unseen(features: Tensor, labels: Tensor, *, folds: int = 10, per_fold: int = 300) -> dict[str, float]:
     """Verify pairs in folds and identify all items by the first one of each class; values in per cent."""
-    # The same pairs for every row and seed of a recipe.
+    # A fixed seed draws the same pairs for every row and seed of a recipe.
     pairs = data.draw_pairs(labels, folds=folds, per_fold=per_fold, seed=0)
     verified = evaluation.verify(features[pairs.first], features[pairs.second], pairs.same, folds=pairs.fold)
     identified = evaluation.identify_by_first(features, labels)

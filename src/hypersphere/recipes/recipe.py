@@ -19,12 +19,12 @@ __all__ = ["SCALES", "Axis", "Claim", "Method", "Metric", "Outcome", "Recipe", "
 SCALES = ("paper", "cpu", "smoke")
 Patch = Mapping[str, Any]
 Grid = Mapping[str, Sequence[Any]]  # values by dotted path
-Place = tuple[str, str] | tuple[str, str, str]  # source, row, and column unless there is only one
+Place = tuple[str, str] | tuple[str, str, str]  # a cell of a source: table, row, and column unless there is only one
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A column of the table: its key in the outcome, its heading, its number format and whether higher is better."""
+    """A column of the table: its key in the outcome, heading, number format, and the better direction, if any."""
 
     key: str
     heading: str
@@ -89,7 +89,7 @@ def table_rows(
     at: Mapping[str, Mapping[str, Patch]] | None = None,
     in_source: Mapping[str, str] | None = None,
 ) -> tuple[Row, ...]:
-    """Return one row per line and column of a table of the source, named "line, column", column by column.
+    """Return one row per line and column of a printed table, named "line, column", column by column.
 
     Args:
         source: the table, such as "T5.1".
@@ -98,7 +98,7 @@ def table_rows(
         metric: the metric of the numbers in the table.
         baseline: the line that the other lines are compared with in each column.
         at: further settings by column and scale.
-        in_source: names of lines and columns in the source, where they differ; "" for a line that it does not have.
+        in_source: names of lines and columns in the source where they differ; "" for a line that is not in the source.
 
     Example:
         >>> rows = table_rows("T5.1", {"MHE": {"regularizers": ["mhe"]}}, {"CIFAR-10 s=2": {"data": "cifar10"}})
@@ -140,8 +140,7 @@ class Tuning:
     """How settings of a row are chosen before its seeds run.
 
     Each combination of the grid is one trial. A trial trains on a part of the training data and is measured on the
-    rest: `held_out` of the samples, or of the classes if those of the test data are not those of training. The test
-    data are not read. The best combination then trains on all training data, with the seeds of the recipe.
+    rest: the fraction `held_out` of the samples, or of the classes for open-set data. The test data are not read. The best combination then trains on all training data, with the seeds of the recipe.
 
     Attributes:
         grid: values by dotted path. Rows with another grid must have the same number of combinations, so that every
@@ -199,10 +198,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table or figure of the sources as one command.
+    """A table or figure of the thesis or one of its papers, as one command.
 
     Patches are applied in this order: base, scale, row, row at this scale, overrides. All of them are merged deeply
-    (`hypersphere.training.config.merge`), so that each one says only what differs.
+    (`hypersphere.training.config.merge`), so that each one contains only what differs.
 
     Attributes:
         name: name on the command line.
@@ -217,7 +216,7 @@ class Recipe:
             runs in full at "paper" only.
         seeds: seeds that run by default.
         metrics: the columns, in order.
-        covers: identifiers of the tables and figures of the sources that the recipe reproduces, such as "T6.1".
+        covers: identifiers of the tables and figures that the recipe reproduces, such as "T6.1".
         cost: rough number of core hours of all rows and default seeds, by scale.
         note: what a reader of the table has to know: the scale of the stored records, and differences from the source.
         figures: curves that are drawn next to the table, such as ("error", "energy").
@@ -281,7 +280,7 @@ class Recipe:
             require(len(set(budgets.values())) == 1, "grids", "of the same number of combinations", budgets)
 
     def _completed(self, claim: Claim) -> Claim:
-        """Return a claim with the defaults of this recipe; its rows must exist."""
+        """Fill in the defaults of a claim from this recipe; its rows must exist."""
         baseline = self.baseline_of(self.row(claim.better))
         than = claim.than or ("" if baseline is None else baseline.name)
         metric = claim.metric or (self.metrics[0].key if self.metrics else "")
@@ -335,22 +334,22 @@ class Recipe:
         Raises:
             ValueError: if a setting does not exist or has a value of the wrong type.
         """
-        one = self.row(row) if isinstance(row, str) else row
+        row = self.row(row) if isinstance(row, str) else row
         require(scale in self.scales, "scale", f"one of {', '.join(self.scales)}", scale)
         defaults = Config().settings() if self.compute is None else {"seed": 0}
-        settings = merge(defaults, self.base, self.scales[scale], one.patch, one.at.get(scale, {}))
+        settings = merge(defaults, self.base, self.scales[scale], row.patch, row.at.get(scale, {}))
         options = settings.get("measure", {})
         for path in self.seeded:
             if _has(settings, path):
                 settings = set_path(settings, path, self.seeds[0] if seed is None else seed)
         for path, value in (overrides or {}).items():
             settings = set_path(settings, path, value)
-            # The duration is given in epochs or in steps.
-            other = {"epochs": "steps", "steps": "epochs"}.get(path)
-            if other is not None and value is not None and other not in (overrides or {}):
-                settings[other] = None
-        measured = settings.pop("measure", {})
-        unknown = [key for key in measured if key not in options]
+            # The duration is given in epochs or in steps, so overriding one unsets the other.
+            other_unit = {"epochs": "steps", "steps": "epochs"}.get(path)
+            if other_unit is not None and value is not None and other_unit not in (overrides or {}):
+                settings[other_unit] = None
+        measure_options = settings.pop("measure", {})
+        unknown = [key for key in measure_options if key not in options]
         if unknown:
             raise ValueError(f"measure.{unknown[0]} is not a setting of {self.name}{nearest_name(unknown[0], options)}")
         if self.compute is None:
@@ -359,12 +358,12 @@ class Recipe:
             require(
                 set(settings) <= {"seed"}, "settings", "among seed and measure, because nothing is trained", settings
             )
-        return {**settings, "measure": measured} if measured else settings
+        return {**settings, "measure": measure_options} if measure_options else settings
 
     def checked_settings(
         self, row: str | Row, scale: str = "cpu", overrides: Patch | None = None, seed: int | None = None
     ) -> dict[str, Any]:
-        """Return `settings` after a check of the options of all components, which builds nothing.
+        """Return `settings` after checking the options of all components, without building them.
 
         Raises:
             ValueError: as `settings`, or if a component has no such option; the message names the row.
@@ -390,7 +389,7 @@ class Recipe:
         return {row.name: row.printed_numbers() for row in self.rows}
 
     def description(self) -> dict[str, Any]:
-        """Return what there is to know before running the recipe, as plain data."""
+        """Return a summary for listings, as plain data."""
         return {
             "name": self.name,
             "part": self.part,
@@ -410,9 +409,10 @@ def config_of(settings: Mapping[str, Any]) -> Config:
 
 
 def _has(settings: Mapping[str, Any], path: str) -> bool:
-    place: Any = settings
+    """Return True if the settings have a value at a dotted path."""
+    node: Any = settings
     for key in path.split("."):
-        if not isinstance(place, Mapping) or key not in place:
+        if not isinstance(node, Mapping) or key not in node:
             return False
-        place = place[key]
+        node = node[key]
     return True

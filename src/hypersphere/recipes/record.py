@@ -27,14 +27,14 @@ __all__ = ["Record", "read_records", "read_tensors", "record_path", "run_name", 
 
 @dataclass(frozen=True)
 class Record:
-    """One run of one row: its settings, environment and results. None stands for a number that is not finite.
+    """One run of one row: its settings, environment and results. Numbers that are not finite are None.
 
     Attributes:
         recipe, row, seed, scale: what was run.
         config: all settings, with the options of the measurement as "measure"; None in records of version 0.1.
         metrics, curves: the results.
         seconds: duration of training and measurement, since the last interruption.
-        commit, versions, machine, threads: with what it was run.
+        commit, versions, machine, threads: the environment of the run.
         overrides: settings that the user changed.
         chosen: settings that were chosen on held-out training data, by dotted path.
         trials: the settings of all trials they were chosen from, with the values of the metric.
@@ -62,9 +62,9 @@ class Record:
             draft.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     def is_current(self, recipe: Recipe) -> bool:
-        """Return True if the record has the present settings of a recipe, and was chosen from its present trials.
+        """Return True if the record has the settings that the recipe has now, and was chosen from its trials.
 
-        Settings of version 0.1 cannot be compared: such a record is current as long as the recipe has its row.
+        Settings of version 0.1 cannot be compared, so such a record is current as long as the recipe has its row.
         """
         changes = {} if self.config is None else {**self.chosen, **self.overrides}
         try:
@@ -80,12 +80,12 @@ class Record:
             return True
         # A record lacks settings that were added to `Config` later. Their defaults are what it was made with.
         complete = {**Config().settings(), **self.config} if "model" in self.config else self.config
-        # Compared as text, because 1, 1.0 and True are equal in Python but different settings.
+        # Compare as text, because 1, 1.0 and True are equal in Python but different settings.
         return json.dumps(settings, sort_keys=True) == json.dumps(complete, sort_keys=True)
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read a record, also one of version 0.1; raise `DamagedData` if the file is not one."""
+        """Read a record of this version or of 0.1; raise `DamagedData` if the file is not a record."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
             if isinstance(content, dict) and isinstance(content.get("settings"), dict):
@@ -93,7 +93,7 @@ class Record:
                 del content["settings"]
                 content |= {"scale": "cpu", "config": None}
             record = cls(**content)
-            # JSON knows the fields but not their types, so these are compared with the annotations.
+            # JSON does not guarantee types, so compare the values with the annotations.
             for name, kind in get_type_hints(cls).items():
                 if not _has_type(getattr(record, name), kind):
                     raise ValueError(f"{name} must be {kind}, not {reprlib.repr(getattr(record, name))}")
@@ -103,7 +103,7 @@ class Record:
 
 
 def run_name(recipe: str, overrides: Mapping[str, Any] | None = None, scale: str = "cpu") -> str:
-    """Return the folder of the records of a recipe, with the scale unless it is "cpu", and a hash of the overrides.
+    """Return the folder name of a recipe, with the scale unless it is "cpu", and a hash of the overrides, if any.
 
     >>> run_name("digits"), run_name("digits", {"epochs": 1}), run_name("digits", {"epochs": 1}, "paper")
     ('digits', 'digits@f75a221d', 'digits@paper-f75a221d')
@@ -138,9 +138,9 @@ def read_tensors(out: Path, record: Record) -> dict[str, Tensor]:
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors atomically."""
     # safetensors rejects tensors that share memory or are not contiguous.
-    separate = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    copies = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     with replacing(path) as draft:
-        save_file(separate, draft)
+        save_file(copies, draft)
 
 
 def finite_or_none(value: float | str) -> float | None:
@@ -154,7 +154,7 @@ def short_hash(value: Any) -> str:
 
 
 def _file_name(name: str) -> str:
-    """Return a file name that is valid on every system; a hash keeps names distinct that become equal."""
+    """Return a file name that is valid on every system. A changed name gets a hash, so that names stay distinct."""
     safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_=.") else "_" for letter in name)
     return name if safe[:80] == name and name.strip(".") else f"{safe[:80]}-{short_hash(name)}"
 

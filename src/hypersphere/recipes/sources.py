@@ -1,4 +1,4 @@
-"""The tables and figures of the sources, and the numbers that they print.
+"""The tables and figures of the sources (the thesis and its papers), and the numbers that they print.
 
 `sources.json` has one entry per table, figure and claim: the part of the library it belongs to, its kind, its place in
 the source, its columns, and its rows with one cell per column. `scripts/collect_sources.py` writes it.
@@ -76,11 +76,12 @@ def printed_number(source: str, row: str, column: str | None = None) -> float | 
 
 
 def _find(name: str, entries: Mapping[str, Any], what: str) -> Any:
+    """Return an entry by name; `what` names the kind of entry in the error message."""
     if name not in entries:
         raise ValueError(f"{what} must be one of {', '.join(entries)}, not {name!r}{nearest_name(name, entries)}")
     return entries[name]
 
 
 def _number(cell: Any) -> float | None:
-    """Return a cell as a number; words such as "7.5M" and empty cells are None."""
+    """Return a cell as a number; None for text such as "7.5M" and for empty cells."""
     return float(cell) if isinstance(cell, (int, float)) else None

@@ -64,8 +64,8 @@ def _plain_network(experiment: Experiment, source_seed: int, source_lr: float | 
     plain = {"operator": "none", "regularizers": [], "adversarial": "none", "seed": config.seed + source_seed}
     if source_lr is not None:
         plain["optimizer"] = {"lr": source_lr}
-    never = {"validation": {"every": 1_000_000, "energy": False}}
-    source = build_experiment(config.patched(plain, never), split=experiment.data, device=experiment.device)
+    no_validation = {"validation": {"every": 1_000_000, "energy": False}}
+    source = build_experiment(config.patched(plain, no_validation), split=experiment.data, device=experiment.device)
     Trainer(source).train()
     source.objective.eval()
     return Classifier(source.network, source.head)
@@ -73,10 +73,10 @@ def _plain_network(experiment: Experiment, source_seed: int, source_lr: float | 
 
 def _batches(experiment: Experiment, count: int) -> list[tuple[Tensor, Tensor]]:
     """Return the first test images in [0, 1] and their labels."""
-    tested = experiment.data.validation
-    assert tested is not None
-    part = data.subset(tested, range(min(count, len(tested))))
-    loader = data.Loader(part, batch_size=250, sampler=data.SAMPLERS["sequential"](part.labels, 0))
+    validation = experiment.data.validation
+    assert validation is not None
+    images = data.subset(validation, range(min(count, len(validation))))
+    loader = data.Loader(images, batch_size=250, sampler=data.SAMPLERS["sequential"](images.labels, 0))
     return [((x.float() / 255).to(experiment.device), y.to(experiment.device)) for x, y in loader]
 
 
@@ -136,7 +136,7 @@ ATTACKS = Recipe(
     },
     rows=tuple(_row(name, trained) for trained in _TRAINED for name in _OPERATORS),
     default_rows={
-        # BallConv and TanhConv differ by the smoothness of one corner; the former is left out on a CPU.
+        # BallConv is omitted on a CPU: it differs from TanhConv only by the smoothness of one corner.
         "cpu": [f"{name}{trained}" for name in ("Baseline", "SphereConv", "TanhConv") for trained in _TRAINED],
         "smoke": ["Baseline", "SphereConv, adversarially trained"],
     },
@@ -232,7 +232,7 @@ FEATURES = Recipe(
         for name, operator in _FEATURE_OPERATORS.items()
     ),
     default_rows={
-        # BallConv differs from TanhConv by the smoothness of one corner.
+        # BallConv is omitted, as above.
         "cpu": [f"{name}{trained}" for name in ("CNN", "SphereConv", "TanhConv") for trained in _FEATURE_TRAINING],
         "smoke": ["CNN", "TanhConv, adversarially trained"],
     },

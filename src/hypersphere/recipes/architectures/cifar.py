@@ -11,7 +11,7 @@ from hypersphere.recipes.protocols import ERROR, SECONDS, SMOKE, stepwise
 from hypersphere.recipes.recipe import Metric, Recipe, Row, Tuning
 from hypersphere.training.config import merge
 
-# What most recipes of this part share.
+# Arguments that most recipes of this part share.
 operator_recipe = partial(
     Recipe,
     base={},
@@ -22,7 +22,7 @@ operator_recipe = partial(
 )
 ACCURACY = Metric("accuracy", "test accuracy %", ".2f", True)
 
-# Augmentations of the data that the sources call CIFAR-10, and of CIFAR-10+ and CIFAR-100.
+# Augmentation of the data that the thesis calls CIFAR-10, and that of CIFAR-10+ and CIFAR-100.
 MIRROR: list[dict[str, Any]] = [{"name": "mirror"}]
 SHIFT_AND_MIRROR: list[dict[str, Any]] = [{"name": "shift", "pixels": 4}, {"name": "mirror"}]
 
@@ -89,7 +89,7 @@ def decoupled(magnitude: str, angular: str = "cosine", *, project: bool = True) 
 
     Args:
         magnitude: a name of MAGNITUDES.
-        angular: a name of the library.
+        angular: name of an angular activation in the library.
         project: rescale the filters to norm 1 every 100 steps, as the released code does.
     """
     name = MAGNITUDES[magnitude]
@@ -100,4 +100,6 @@ def decoupled(magnitude: str, angular: str = "cosine", *, project: bool = True) 
 
 def with_settings_at(row: Row, **patches: Mapping[str, Any]) -> Row:
     """Return a row with further settings at some scales."""
-    return replace(row, at={**row.at, **{scale: merge(row.at.get(scale, {}), of) for scale, of in patches.items()}})
+    return replace(
+        row, at={**row.at, **{scale: merge(row.at.get(scale, {}), patch) for scale, patch in patches.items()}}
+    )

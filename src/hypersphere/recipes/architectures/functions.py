@@ -19,7 +19,7 @@ _LARGEST_NORM = 3.0
 
 
 def draw_angular(points: int, name: str, **options: Any) -> Outcome:
-    """Evaluate an angular activation g at evenly spaced angles from 0 to π, among them π/2."""
+    """Evaluate an angular activation g at an odd number of evenly spaced angles from 0 to π, which include π/2."""
     function = create(Component(name, options), NESTED["angular"], setting="angular")
     values = angular.at_angle(function, torch.linspace(0, math.pi, points, dtype=torch.float64)).tolist()
     return Outcome(
