@@ -140,7 +140,8 @@ class Tuning:
     """How settings of a row are chosen before its seeds run.
 
     Each combination of the grid is one trial. A trial trains on a part of the training data and is measured on the
-    rest: the fraction `held_out` of the samples, or of the classes for open-set data. The test data are not read. The best combination then trains on all training data, with the seeds of the recipe.
+    rest: the fraction `held_out` of the samples, or of the classes for open-set data. The test data are not read. The
+    best combination then trains on all training data, with the seeds of the recipe.
 
     Attributes:
         grid: values by dotted path. Rows with another grid must have the same number of combinations, so that every

@@ -356,7 +356,8 @@ def scatter(points: Array, labels: Array, *, vectors: Array | None = None, class
     summary: list[list[Any]] = []
     for k, name in names.items():
         class_norms = norms[(class_of == k) & np.isfinite(norms)]
-        statistics = [class_norms.mean(), class_norms.min(), class_norms.max()] if len(class_norms) else [None] * 3
+        has_norms = len(class_norms) > 0
+        statistics = (class_norms.mean(), class_norms.min(), class_norms.max()) if has_norms else (None, None, None)
         summary.append([name, len(class_norms), *statistics])
     heads = [Column(f"{word} norm", None, ".3g") for word in ("mean", "smallest", "largest")]
     drawn = f" {len(chosen):,} of {len(x):,} are drawn." if len(chosen) < len(x) else ""

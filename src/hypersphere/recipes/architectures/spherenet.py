@@ -20,7 +20,7 @@ from hypersphere.training.config import merge
 
 __all__ = ["CONVERGENCE", "DEPTH", "LEARNED", "LOSSES", "NO_RELU", "SMALL_BATCHES", "WIDTH", "learned_parameters"]
 
-_BARE = {"model": {"norm": "none"}}
+_NO_BATCH_NORM = {"model": {"norm": "none"}}
 _OPERATORS = [name for name in cifar.ANGULARS if name != "Square Cosine"]
 # SphereNets have the orthonormal penalty: the text describes it, and the released code has it in every layer.
 _SPHERENETS: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ def _scales(cpu: Mapping[str, Any] | None = None) -> dict[str, Mapping[str, Any]
 
 
 def _as_released(row: Row) -> Row:
-    """Add what the released code does at the scale of the source: FC 256 is an operator too, followed by BatchNorm."""
+    """At the scale of the source, make FC 256 an operator too, followed by BatchNorm, as in the released code."""
     layers = {"operator": {"layers": "all"}} if "operator" in row.patch else {}
     return cifar.with_settings_at(row, paper={"embedding": {"neck": "batch_norm"}, **layers})
 
@@ -174,7 +174,7 @@ _CURVES: dict[str, dict[str, Any]] = {
     "SphereNet (linear) w/ orth.": _SPHERENETS["Linear"],
     "SphereNet (Sigmoid 0.3) w/ orth.": _SPHERENETS["Sigmoid (0.3)"],
 }
-_BARE_CURVES = {"CNN": {}, "SphereNet (cosine)": cifar.sphere(), "SphereNet (linear)": cifar.sphere("linear")}
+_NO_BATCH_NORM_CURVES = {"CNN": {}, "SphereNet (cosine)": cifar.sphere(), "SphereNet (linear)": cifar.sphere("linear")}
 CONVERGENCE = cifar.operator_recipe(
     name="spherenet-convergence",
     title="Convergence of SphereNets and CNNs, with and without BatchNorm",
@@ -184,8 +184,12 @@ CONVERGENCE = cifar.operator_recipe(
     rows=(
         *(_as_released(Row(name, patch)) for name, patch in _CURVES.items()),
         *(
-            Row(f"{name} without BatchNorm", {**_BARE, **patch}, baseline="CNN without BatchNorm" if patch else None)
-            for name, patch in _BARE_CURVES.items()
+            Row(
+                f"{name} without BatchNorm",
+                {**_NO_BATCH_NORM, **patch},
+                baseline="CNN without BatchNorm" if patch else None,
+            )
+            for name, patch in _NO_BATCH_NORM_CURVES.items()
         ),
     ),
     default_rows={
@@ -219,7 +223,7 @@ CONVERGENCE = cifar.operator_recipe(
 
 # --- width (figure 3.3c)
 
-_WIDTHS = {  # of the source, and on a CPU
+_WIDTHS = {  # filters per stage in the source, and on a CPU
     "16/32/48": ([16, 32, 48], [4, 8, 12]),
     "64/96/128": ([64, 96, 128], [16, 24, 32]),
     "128/192/256": ([128, 192, 256], [32, 48, 64]),
@@ -275,9 +279,9 @@ def _learned(experiment: Experiment, run: Run) -> Outcome:
     k, factor = learned_parameters(experiment.network)
     tensors = {name: values for name, values in (("k", k), ("radius_factor", factor)) if len(values)}
     metrics = {
-        f"{name}_{what}": float(value)
+        f"{name}_{statistic}": float(value)
         for name, values in tensors.items()
-        for what, value in (("mean", values.mean()), ("least", values.min()), ("most", values.max()))
+        for statistic, value in (("mean", values.mean()), ("least", values.min()), ("most", values.max()))
     }
     stages = _first_of_stages(experiment.network)
     metrics |= {f"{name}_mean": float(values.mean()) for name, values in stages.items()}
@@ -287,10 +291,10 @@ def _learned(experiment: Experiment, run: Run) -> Outcome:
 def learned_parameters(network: nn.Module) -> tuple[Tensor, Tensor]:
     """Return all learned k and all learned factors of the radius."""
     layers = [module for module in network.modules() if isinstance(module, DecoupledLayer)]
-    none = torch.zeros(0)  # `cat` rejects an empty list
+    empty = torch.zeros(0)  # `cat` rejects an empty list
     k = [layer.log_k.detach().exp().flatten().cpu() for layer in layers if layer.log_k is not None]
     factor = [layer.log_radius.detach().exp().flatten().cpu() for layer in layers if layer.log_radius is not None]
-    return torch.cat([none, *k]), torch.cat([none, *factor])
+    return torch.cat([empty, *k]), torch.cat([empty, *factor])
 
 
 def _sigmoid(k: float) -> dict[str, Any]:
@@ -353,9 +357,9 @@ LEARNED = Recipe(
 _SPHERE_NORM = {"operator": {"name": "sphere_norm", "rescale": None}}
 _NORMS: dict[str, dict[str, Any]] = {
     "BatchNorm": {},
-    "SphereNorm": {**_BARE, **_SPHERE_NORM},
-    "Rescaled SphereNorm": {**_BARE, "operator": {"name": "sphere_norm", "rescale": "learned"}},
-    "SphereNorm w/ Orth.": {**_BARE, **_SPHERE_NORM, **cifar.ORTHONORMAL},
+    "SphereNorm": {**_NO_BATCH_NORM, **_SPHERE_NORM},
+    "Rescaled SphereNorm": {**_NO_BATCH_NORM, "operator": {"name": "sphere_norm", "rescale": "learned"}},
+    "SphereNorm w/ Orth.": {**_NO_BATCH_NORM, **_SPHERE_NORM, **cifar.ORTHONORMAL},
     "SphereNorm+BatchNorm": _SPHERE_NORM,
 }
 
@@ -368,7 +372,7 @@ SMALL_BATCHES = cifar.operator_recipe(
         cpu={"epochs": None, "steps": 10_000, "validation": {"every": 2000, "every_unit": "steps"}},
     ),
     rows=tuple(
-        # The same number of steps for all sizes, so that larger batches see more images.
+        # All sizes have the same number of steps, so larger batches see more images.
         Row(
             f"{name}, batch {size}",
             {**patch, "batch_size": size},

@@ -23,16 +23,17 @@ _NUM_PICTURED = 2000  # enough for a picture
 
 
 def measure_rare(experiment: Experiment, run: Run, *, rare: int) -> Outcome:
-    """Measure the test error of the first `rare` classes, of which training examples are removed."""
+    """Measure the test error of the first `rare` classes, which have fewer training examples."""
     features, labels = experiment.embed()
     return Outcome({"rare_error": _error(experiment, features, labels, rare)})
 
 
 def _error(experiment: Experiment, features: Tensor, labels: Tensor, rare: int) -> float:
-    of_rare = labels < rare
+    """Return the error on the first `rare` classes in per cent."""
+    is_rare = labels < rare
     head: Any = experiment.head
-    hits = predict(head, features[of_rare].to(experiment.device)).cpu() == labels[of_rare]
-    return 100 * float((~hits).double().mean())
+    is_wrong = predict(head, features[is_rare].to(experiment.device)).cpu() != labels[is_rare]
+    return 100 * float(is_wrong.double().mean())
 
 
 # --- figures 5.4 and D.4
@@ -45,14 +46,14 @@ def largest_gap(vectors: Tensor) -> float:
     180
     """
     angles = torch.atan2(vectors[:, 1], vectors[:, 0]).double().sort().values
-    around = torch.cat([angles[1:], angles[:1] + 2 * math.pi])  # the last neighbour of the last one is the first one
-    return math.degrees(float((around - angles).max()))
+    next_angles = torch.cat([angles[1:], angles[:1] + 2 * math.pi])  # the first direction follows the last one
+    return math.degrees(float((next_angles - angles).max()))
 
 
 def measure_plane(experiment: Experiment, run: Run) -> Outcome:
     """Measure the error and the direction of digit 0, and store 2-d features of test and training digits."""
     features, labels = experiment.embed()
-    seen, seen_labels = experiment.embed(experiment.data.train)
+    train_features, train_labels = experiment.embed(experiment.data.train)
     head: Any = experiment.head
     vectors = head.weight.detach().cpu()
     nearest = float(sphere.cosines(vectors[:1], vectors[1:]).max())
@@ -62,8 +63,8 @@ def measure_plane(experiment: Experiment, run: Run) -> Outcome:
         "gap": largest_gap(vectors),
     }
     # None of the data sets used here is ordered by class, so the first examples are a random sample.
-    trained = {"train_features": seen[:_NUM_PICTURED], "train_labels": seen_labels[:_NUM_PICTURED]}
-    return Outcome(metrics, tensors={**picture(experiment, features, labels, _NUM_PICTURED), **trained})
+    training = {"train_features": train_features[:_NUM_PICTURED], "train_labels": train_labels[:_NUM_PICTURED]}
+    return Outcome(metrics, tensors={**picture(experiment, features, labels, _NUM_PICTURED), **training})
 
 
 _OUTPUT = {"regularizers": [{"name": "mhe", "hidden": 0.0, "half_space": False, "output": 1.0}]}
@@ -148,8 +149,8 @@ def _rows(source: str, rare: int) -> tuple[Row, ...]:
         "Multiple": {"rising": True},
     }
     at: dict[str, Any] = {
-        column: {"paper": {"data": of}, "cpu": {"data": of}, "smoke": {"data": {"keep": {"0": 0.5}}}}
-        for column, of in data.items()
+        column: {"paper": {"data": options}, "cpu": {"data": options}, "smoke": {"data": {"keep": {"0": 0.5}}}}
+        for column, options in data.items()
     }
     return table_rows(source, _METHODS, {column: {} for column in _COLUMNS}, baseline="Baseline", at=at)
 

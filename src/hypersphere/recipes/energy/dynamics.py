@@ -28,7 +28,7 @@ __all__ = ["DYNAMICS", "TIMES", "measure_energy", "measure_time", "summed_energy
 def summed_energy(network: torch.nn.Module) -> float:
     """Return the energy of equation E.2 in half space with s = 1, the mean over pairs, summed over hidden layers.
 
-    >>> summed_energy(torch.nn.Linear(3, 2)) > 0.638  # that of two lines at a right angle, the smallest one
+    >>> summed_energy(torch.nn.Linear(3, 2)) > 0.638  # the minimum, for two lines at a right angle
     True
     """
     neurons = [layer.rows() for layer in layers_of(network, output_layer=None).hidden if layer.shape[1] > 1]
@@ -36,7 +36,7 @@ def summed_energy(network: torch.nn.Module) -> float:
 
 
 def measure_energy(experiment: Experiment, run: Run) -> Outcome:
-    """Measure the energy of the source after training."""
+    """Measure the energy of equation E.2 after training."""
     return Outcome({"summed_energy": summed_energy(experiment.network)})
 
 
@@ -47,7 +47,7 @@ _METHODS: dict[str, dict[str, Any]] = {
     "RP-CoMHE": dict(with_options(RANDOM, power=1).patch),
     "AP-CoMHE": dict(with_options(UNROLLED, power=1).patch),
 }
-# By figure: the network, and its data at one of the scales. CNN-3 on CIFAR-10 is an addition, for a comparison at cpu.
+# For each figure, the network and the data at one scale. CNN-3 on CIFAR-10 is added for a comparison at the cpu scale.
 _CIFAR10: dict[str, Any] = {"paper": {"data": "cifar10"}}
 _FIGURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "CNN-9": ({"name": "small_cnn9"}, {"cpu": FIFTH}),
@@ -124,18 +124,18 @@ DYNAMICS = Recipe(
 def measure_time(experiment: Experiment, run: Run, *, rounds: int, steps: int, data_root: Path | None) -> Outcome:
     """Measure the time of training steps, relative to the same network without regularisers.
 
-    Both take turns of `steps` steps on the same batches, so that other work on the machine delays both.
+    The two alternate after every `steps` steps on the same batches, so that other work on the machine delays both.
     """
     plain = build_experiment(replace(experiment.config, regularizers=()), data_root=data_root, device=experiment.device)
     inputs, labels = next(iter(plain.loader))
     batches = [plain.prepare(inputs, labels)] * steps
     seconds: dict[str, list[float]] = {"with": [], "without": []}
     for _ in range(rounds + 1):
-        for name, one in (("with", experiment), ("without", plain)):
-            one.train_mode()
-            began = time.perf_counter()
-            minimize(one.objective, batches, optimizer=one.optimizer, steps=steps)
-            seconds[name].append(time.perf_counter() - began)
+        for name, timed in (("with", experiment), ("without", plain)):
+            timed.train_mode()
+            start = time.perf_counter()
+            minimize(timed.objective, batches, optimizer=timed.optimizer, steps=steps)
+            seconds[name].append(time.perf_counter() - start)
     # The first round warms up. The median of ratios is less sensitive to pauses than the ratio of sums.
     ratios = [a / b for a, b in zip(seconds["with"][1:], seconds["without"][1:], strict=True)]
     return Outcome({"ratio": median(ratios), "per_hundred": 100 / steps * median(seconds["with"][1:])})

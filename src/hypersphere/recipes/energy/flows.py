@@ -22,8 +22,8 @@ def descend(
 ) -> tuple[Tensor, list[float], Tensor]:
     """Move unit vectors down the gradient of a penalty and normalise them after each step.
 
-    The part of the gradient along the sphere is clipped to norm 10 per vector: two vectors that are drawn close
-    together would otherwise throw each other across the sphere.
+    The tangential part of the gradient is clipped to norm 10 per vector. Otherwise, two vectors that start close
+    together would jump across the sphere.
 
     Args:
         start: (N, d) unit vectors.
@@ -49,8 +49,8 @@ def descend(
         if step == steps:
             break
         tangential = gradient - (gradient * vectors).sum(1, keepdim=True) * vectors
-        longest = tangential.norm(dim=1, keepdim=True).clamp_min(_LONGEST_GRADIENT) / _LONGEST_GRADIENT
-        moved = sphere.normalize(vectors - rate * tangential / longest)
+        excess = tangential.norm(dim=1, keepdim=True).clamp_min(_LONGEST_GRADIENT) / _LONGEST_GRADIENT
+        moved = sphere.normalize(vectors - rate * tangential / excess)
         # The angle between two unit vectors, accurate for short steps.
         path = path + 2 * torch.asin((moved - vectors).norm(dim=1) / 2)
         vectors = moved
@@ -70,7 +70,7 @@ def flow(
     Args:
         seed: seed of the initial vectors, which are the same in all rows.
         penalty: "orthonormal", "mhe" or "half_space".
-        count, dim: number of vectors and of their coordinates.
+        count, dim: number of vectors, and their dimension.
         power: s of the energy.
         betas: weights β of the first vectors (equation D.10); all others have weight 1.
         steps, rate: number and size of the steps.
@@ -82,17 +82,19 @@ def flow(
 
     def potential(vectors: Tensor) -> Tensor:
         half = penalty == "half_space"
-        of_pairs = None if half or not len(betas) else weights
-        return energy.hyperspherical_energy(vectors, power=power, half_space=half, weights=of_pairs, reduction="sum")
+        used_weights = None if half or not len(betas) else weights
+        return energy.hyperspherical_energy(
+            vectors, power=power, half_space=half, weights=used_weights, reduction="sum"
+        )
 
     frames, values, path = descend(
         start, _orthonormality if penalty == "orthonormal" else potential, steps=steps, rate=rate
     )
     cosines = (frames[-1] @ frames[-1].mT).masked_fill(torch.eye(count, dtype=torch.bool), -math.inf)
-    lines = cosines.abs().masked_fill(torch.eye(count, dtype=torch.bool), -math.inf)
+    line_cosines = cosines.abs().masked_fill(torch.eye(count, dtype=torch.bool), -math.inf)
     metrics = {
         "smallest_angle": _degrees(cosines.max()),
-        "smallest_line_angle": _degrees(lines.max()),
+        "smallest_line_angle": _degrees(line_cosines.max()),
         "path": float(path[: max(len(betas), 1)].mean()),
         "other_path": float(path[max(len(betas), 1) :].mean()),
     }

@@ -47,12 +47,12 @@ def train_and_score(
     Args:
         seed: seed of the networks, the batches and the noise.
         images: the real images, as the setting `data` of a config.
-        classifier: what maps images to probabilities of classes: an import path `package.module:function`, such as
-            that of an Inception network, or the settings of a classifier that is trained on the real images first.
+        classifier: maps images to probabilities of classes. Either an import path `package.module:function`, for
+            example of an Inception network, or the settings of a classifier that is trained on the real images first.
         latent_dim, generator_widths, discriminator_widths: sizes of the networks.
         steps, batch_size: of training.
         samples: number of generated images that are scored.
-        splits: parts of these images; each has a score.
+        splits: number of parts of these images, each of which gets a score.
         spectral: use spectral normalisation in the discriminator.
         regularizer: name and options of a regulariser of the discriminator, or None.
         real: score real test images instead of generated ones; nothing is trained.
@@ -64,10 +64,10 @@ def train_and_score(
     assert isinstance(test, data.TensorSource)
     classify = _classifier(json.dumps([classifier, images]), data_root)
     if real:
-        made = test.inputs[:samples].float() / 255
-        score = evaluation.inception_score(classify(made), splits=splits)
+        real_images = test.inputs[:samples].float() / 255
+        score = evaluation.inception_score(classify(real_images), splits=splits)
         metrics = {"score": score.mean, "deviation": score.deviation}
-        return Outcome(metrics, tensors={"images": made[:_NUM_PICTURED]})
+        return Outcome(metrics, tensors={"images": real_images[:_NUM_PICTURED]})
     channels, side = train.inputs.shape[1], train.inputs.shape[2]
     first_side = side // 2 ** (len(generator_widths) - 1)
     generator = Generator(latent_dim, tuple(generator_widths), out_channels=channels, side=first_side)
@@ -81,13 +81,13 @@ def train_and_score(
     losses = train_gan(
         generator, discriminator, train.inputs, steps=steps, batch_size=batch_size, regularizers=terms, seed=seed
     )
-    made = generate(generator, samples, seed=seed)
-    score = evaluation.inception_score(classify(made), splits=splits)
-    energies = energy.mean_energy(energy.layer_energies(discriminator.layers, torch.eye(2)))
+    generated = generate(generator, samples, seed=seed)
+    score = evaluation.inception_score(classify(generated), splits=splits)
+    hidden_energy = energy.mean_energy(energy.layer_energies(discriminator.layers, torch.eye(2)))
     return Outcome(
-        {"score": score.mean, "deviation": score.deviation, "energy": energies},
+        {"score": score.mean, "deviation": score.deviation, "energy": hidden_energy},
         {"discriminator_loss": _thinned(losses.discriminator), "generator_loss": _thinned(losses.generator)},
-        {"images": made[:_NUM_PICTURED]},
+        {"images": generated[:_NUM_PICTURED]},
     )
 
 
@@ -101,9 +101,12 @@ def _thinned(values: Sequence[float], count: int = 50) -> list[float]:
 
 
 @cache
-def _classifier(described: str, data_root: Path | None) -> Classifier:
-    """Return a classifier: imported, or trained on real images once for all rows and seeds of this process."""
-    settings, images = json.loads(described)
+def _classifier(description: str, data_root: Path | None) -> Classifier:
+    """Import a classifier, or train one on real images, once for all rows and seeds of this process.
+
+    The settings are given as JSON, because `cache` needs arguments that can be hashed.
+    """
+    settings, images = json.loads(description)
     if isinstance(settings, str):
         module, _, name = settings.partition(":")
         return getattr(importlib.import_module(module), name)

@@ -10,7 +10,7 @@ from hypersphere.recipes.recipe import Claim, Place, Row, cells
 __all__ = ["PROJECTIONS"]
 
 _LEARNED = "projection learned with the network"
-_NEVER = 10**9  # steps after which projections are drawn again: more than any run has
+_NEVER = 10**9  # steps between two draws of the projections; no run has so many
 _KINDS: dict[str, dict[str, Any]] = {
     "RP-CoMHE": {"name": "random"},
     "AP-CoMHE (alter.)": {"name": "angle_preserving", "method": "alternating"},
@@ -46,7 +46,7 @@ PROJECTIONS = energy_recipe(
             for line, kind in _KINDS.items()
             for dim in (10, 20, 30, 40, 80)
         ),
-        # Table 6.3, as far as table 6.2 does not have its rows.
+        # The rows of table 6.3 that are not in table 6.2.
         *(_number_row("RP-CoMHE", "RP-CoMHE", views) for views in (1, 5, 10, 30, 80)),
         *(_number_row("AP-CoMHE", "AP-CoMHE (unroll.)", views) for views in (5, 10, 20, 30, 80)),
         _row("RP-CoMHE, redrawn every 200 steps", ("T-E.4", "RP-CoMHE", "200"), {**_DEFAULT, "every": 200}),

@@ -62,7 +62,7 @@ RESNET = energy_recipe(
 
 
 def colour_share(filters: Tensor) -> float:
-    """Return the share of the energy of filters (N, C, H, W) that differs between channels: 0 for grey filters.
+    """Return the share of the squared norm of filters (N, C, H, W) that differs between channels; 0 for grey filters.
 
     >>> import torch
     >>> colour_share(torch.ones(2, 3, 4, 4))

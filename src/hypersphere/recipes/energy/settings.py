@@ -1,4 +1,4 @@
-"""What the recipes of this part share: regularisers with the weights that are tried, and CNNs on CIFAR at three scales.
+"""Regularisers with the weights to try, and CNNs on CIFAR at three scales, which the recipes of this part share.
 
 Every row has four trials: two weight decays, each with two weights of the regulariser. Plain training, which has no
 such weight, tries two learning rates instead.
@@ -42,7 +42,7 @@ def _penalty(name: str, weight: float, weights: Sequence[float]) -> Method:
 
 
 def with_options(method: Method, **options: Any) -> Method:
-    """Return a method whose only regulariser has other options."""
+    """Return a method whose only regulariser has these options in addition."""
     (regularizer,) = method.patch["regularizers"]
     return Method({"regularizers": [{**regularizer, **options}]}, method.grid)
 
@@ -70,7 +70,7 @@ GROUP = projected("group")
 
 
 def cifar_scales(model: str, **options: Any) -> dict[str, dict[str, Any]]:
-    """Return the scales of a network on CIFAR: at full width on CIFAR-100, at a quarter of it, and tiny on digits."""
+    """Return the scales of a network: full width on CIFAR-100, a quarter of it on CIFAR-10, and tiny on digits."""
     return {
         "paper": {**CIFAR["paper"], "model": {"name": model, **options}},
         "cpu": {**SMALL, "model": {"name": model, "widths": [16, 32, 64], "feature_dim": 64, **options}},
@@ -78,7 +78,7 @@ def cifar_scales(model: str, **options: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-# What most recipes of CNNs share.
+# Arguments that most recipes of CNNs share.
 energy_recipe = partial(
     Recipe,
     base=CIFAR["base"],

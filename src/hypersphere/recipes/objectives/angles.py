@@ -28,8 +28,8 @@ class _SquaredError(nn.Module):
         return (reconstructions - images).square().mean()
 
 
-class _ImagesToThemselves:
-    """Batches of images as inputs and as targets."""
+class _ReconstructionBatches:
+    """Batches in which the images are both inputs and targets."""
 
     def __init__(self, batches: data.Batches) -> None:
         self.batches = batches
@@ -57,7 +57,7 @@ def reconstruct(
         source: the data, name and options.
         widths: channels of the encoder; the last one is that of the code.
         epochs, batch_size, lr: of training with Adam.
-        keep: what the last layer of the encoder passes on, "product", "angle" or "norm".
+        keep: output of the last layer of the encoder, "product", "angle" or "norm".
         data_root: folder of the data sets.
     """
     split = load_data(source, data_root)
@@ -68,12 +68,12 @@ def reconstruct(
     total = epochs * len(batches)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=total)
     history = training.fit(
-        model, _SquaredError(), _ImagesToThemselves(batches), epochs=epochs, optimizer=optimizer, scheduler=scheduler
+        model, _SquaredError(), _ReconstructionBatches(batches), epochs=epochs, optimizer=optimizer, scheduler=scheduler
     )
     model.eval()
     with torch.no_grad():
         images = test.float() / 255
-        # Codes of cosines are far smaller than those the decoder was trained on, so they are rescaled.
+        # Codes of cosines are far smaller than those that the decoder was trained on, so rescale them.
         decoded = torch.cat([model.decode(model.encode(part, keep=keep, rescale=True)) for part in images.split(500)])
     metrics = {
         "error": 1000 * float((decoded - images).square().mean()),
@@ -85,7 +85,7 @@ def reconstruct(
 
 def _images(source: data.Source | None) -> Tensor:
     assert source is not None
-    return torch.stack([source[at] for at in range(len(source))])
+    return torch.stack([source[index] for index in range(len(source))])
 
 
 def _correlations(first: Tensor, second: Tensor) -> Tensor:
@@ -142,9 +142,9 @@ PICTURED = 2000
 
 
 def measure_hardness(experiment: Experiment, run: Run, *, frequency: str, data_root: Path | None = None) -> Outcome:
-    """Correlate hardness, confidence and feature norm of test images with how often their class is named.
+    """Correlate hardness, confidence and feature norm of test images with their selection frequency.
 
-    People name the class, or the nearest training images.
+    It is the fraction of people who name the class of the image, or of the nearest training images that have it.
 
     Args:
         experiment: the trained experiment.
@@ -164,17 +164,17 @@ def measure_hardness(experiment: Experiment, run: Run, *, frequency: str, data_r
         "confidence": scores.softmax(1).gather(1, labels.unsqueeze(1)).squeeze(1),
         "norm": sphere.norm(features).double(),
     }
-    metrics = {f"{key}_correlation": evaluation.rank_correlation(one, frequencies) for key, one in values.items()}
+    metrics = {f"{key}_correlation": evaluation.rank_correlation(value, frequencies) for key, value in values.items()}
     # The text says that confidence is high for nearly all images.
     metrics["confident"] = 100 * float((values["confidence"] > 0.9).double().mean())
     if experiment.config.seed:
         return Outcome(metrics)
-    tensors = {key: one[:PICTURED].float() for key, one in {**values, "frequency": frequencies}.items()}
+    tensors = {key: value[:PICTURED].float() for key, value in {**values, "frequency": frequencies}.items()}
     return Outcome(metrics, tensors=tensors)
 
 
 def _frequencies(experiment: Experiment, frequency: str, data_root: Path | None) -> tuple[Tensor, Tensor]:
-    """Return the test images that have a frequency, and their frequencies."""
+    """Return the indices of the test images that have a frequency, and their frequencies."""
     split = experiment.data
     assert split.validation is not None
     if frequency == "neighbours":
@@ -185,17 +185,17 @@ def _frequencies(experiment: Experiment, frequency: str, data_root: Path | None)
     }
     # Names may be paths with the folder of the class, or names of files.
     names = [split.validation.name(index) for index in range(len(split.validation))]
-    found = [(at, listed.get(name, listed.get(name.rpartition("/")[2]))) for at, name in enumerate(names)]
-    pairs = [(at, value) for at, value in found if value is not None]
+    values = [listed.get(name, listed.get(name.rpartition("/")[2])) for name in names]
+    pairs = [(index, value) for index, value in enumerate(values) if value is not None]
     if not pairs:
         raise data.DamagedData(f"{frequency} must name images of the test data, such as {names[0]!r}")
-    return torch.tensor([at for at, _ in pairs]), torch.tensor([value for _, value in pairs], dtype=torch.float64)
+    return torch.tensor([index for index, _ in pairs]), torch.tensor([value for _, value in pairs], dtype=torch.float64)
 
 
 def _neighbour_frequency(train: data.Source, test: data.Source) -> Tensor:
     """Return, for each test image, the fraction of the nearest training images (by pixels) with its label."""
-    inputs, pixels = (torch.stack([source[at] for at in range(len(source))]).flatten(1) for source in (train, test))
-    references = inputs.float() / 255
+    train_pixels, pixels = (_images(source).flatten(1) for source in (train, test))
+    references = train_pixels.float() / 255
     shares = []
     for rows, labels in zip((pixels.float() / 255).split(500), test.labels.split(500), strict=True):
         nearest = torch.cdist(rows, references).topk(min(NEIGHBOURS, len(references)), largest=False).indices

@@ -51,12 +51,12 @@ PICTURED = 100  # features in a matrix of similarities
 # The annealing of the released L-Softmax code, and the same curve within the steps of a small experiment.
 _IN_SOURCE = {"start": 1000, "gamma": 2.5e-5, "power": 35, "end": 0}
 _RATES: dict[str, list[Any]] = {"optimizer.lr": [0.02, 0.05, 0.1, 0.2]}
-# As many trials: two rates, and annealing to the margin alone or to a sixth of it.
+# The same number of trials: two rates, and annealing to the margin alone or to a sixth of it.
 _RATES_AND_ENDS: dict[str, list[Any]] = {"optimizer.lr": [0.05, 0.1], "head.annealing.end": [0, 5]}
 
 
 def _methods(steps: int) -> dict[str, Method]:
-    """Return the methods; λ, which is 0.4 after 10,000 of 18,000 steps in the source, falls within `steps` steps."""
+    """Return the methods, with the annealing of the source (λ = 0.4 after 10,000 of 18,000 steps) in `steps` steps."""
     annealing = {**_IN_SOURCE, "gamma": 2.5e-5 * 18_000 / steps}
     margins = {
         f"L-Softmax (m={m})": Method(

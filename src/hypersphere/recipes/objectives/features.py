@@ -82,8 +82,8 @@ def measure_plane(experiment: Experiment, run: Run, *, pictured: int) -> Outcome
     """Measure 2-d features of training and test digits; store some of both for the first seed."""
     features, labels = experiment.embed()
     source = experiment.data.train
-    drawn = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[: max(pictured, 2)]
-    train_features, train_labels = experiment.embed(data.subset(source, drawn))
+    sample = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[: max(pictured, 2)]
+    train_features, train_labels = experiment.embed(data.subset(source, sample))
     metrics = {
         "fisher": evaluation.angular_fisher_score(features, labels),
         "fisher_train": evaluation.angular_fisher_score(train_features, train_labels),
@@ -177,8 +177,8 @@ def measure_people(experiment: Experiment, run: Run, *, bins: int) -> Outcome:
     """Measure angles of training features within and between people, and how well directions alone separate them."""
     features, labels = experiment.embed(experiment.data.train)
     # Pairs of the first two people, as in figure 2.10.
-    two = labels < 2
-    angles = evaluation.class_angles(features[two], labels[two], bins=bins)
+    of_two = labels < 2
+    angles = evaluation.class_angles(features[of_two], labels[of_two], bins=bins)
     classes = labels.unique()
     means = torch.stack([sphere.normalize(features[labels == label]).mean(0) for label in classes])
     nearest = classes[sphere.cosines(features, means).argmax(1)]

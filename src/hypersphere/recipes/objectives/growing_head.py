@@ -1,4 +1,4 @@
-"""Classes that are added to a trained head: from features or at random, followed by a short training or by none."""
+"""Add classes to a trained head, with vectors from features or at random, with or without further training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def grow_classes(
     """Train a head on the old classes, add the new ones, train further, and measure both.
 
     Args:
-        seed: of the choice of the new classes, of the initial weights and of the order of the samples.
+        seed: seed for the choice of the new classes, the initial weights and the order of the samples.
         vectors: class vectors of the new classes: "features" for the mean features of their training samples, "random",
             or "learned" for a head that has all classes from the start and is not trained further.
         trained: "nothing", "head" or "all", the part that is trained after the new classes are added.
@@ -51,9 +51,9 @@ def grow_classes(
         rates: learning rates of further training. Each is one trial, unless nothing is trained.
         data_root: folder of the data sets.
     """
-    described = json.dumps([task, new_classes, held_out])
-    parts = _divide(seed, described, data_root)
-    first = _trained(seed, described, json.dumps(training), vectors == "learned", data_root)
+    task_json = json.dumps([task, new_classes, held_out])
+    parts = _divide(seed, task_json, data_root)
+    first = _trained(seed, task_json, json.dumps(training), vectors == "learned", data_root)
     if trained == "nothing":
         return _outcome(first, _grown_head(first, parts, vectors, seed), parts)
     source = parts.train if samples == "all" else data.subset(parts.train, parts.train.labels >= parts.old)
@@ -89,9 +89,9 @@ class _Parts:
 
 
 @cache
-def _divide(seed: int, described: str, data_root: Path | None) -> _Parts:
-    """Read a task and choose its new classes at random."""
-    task, new_classes, held_out = json.loads(described)
+def _divide(seed: int, task_json: str, data_root: Path | None) -> _Parts:
+    """Read a task and choose its new classes at random. The task is JSON, because `cache` needs hashable arguments."""
+    task, new_classes, held_out = json.loads(task_json)
     split = load_data(task, data_root)
     order = torch.randperm(len(split.classes), generator=torch.Generator().manual_seed(seed)).tolist()
     new, old = sorted(order[:new_classes]), sorted(order[new_classes:])
@@ -100,15 +100,15 @@ def _divide(seed: int, described: str, data_root: Path | None) -> _Parts:
     assert selection.validation is not None
     assert split.validation is not None
     train, chosen, test = (
-        data.of_classes(one, names) for one in (selection.train, selection.validation, split.validation)
+        data.of_classes(source, names) for source in (selection.train, selection.validation, split.validation)
     )
     return _Parts(train, chosen, test, len(old))
 
 
 @cache
-def _trained(seed: int, described: str, training: str, has_all: bool, data_root: Path | None) -> Experiment:
+def _trained(seed: int, task_json: str, training: str, has_all: bool, data_root: Path | None) -> Experiment:
     """Return an experiment trained on the old classes or on all, once per seed for all rows of this process."""
-    parts = _divide(seed, described, data_root)
+    parts = _divide(seed, task_json, data_root)
     source = parts.train if has_all else data.of_classes(parts.train, parts.train.classes[: parts.old])
     experiment = build_experiment(Config.of({**json.loads(training), "seed": seed}), split=data.DataSplit(source))
     Trainer(experiment).train()
@@ -120,7 +120,7 @@ def _grown_head(experiment: Experiment, parts: _Parts, vectors: str, seed: int) 
     head: Any = copy.deepcopy(experiment.head)
     if vectors != "learned":
         means = _class_means(experiment, parts)[parts.old :]
-        torch.manual_seed(seed)  # of random class vectors
+        torch.manual_seed(seed)  # for random class vectors
         head.grow(len(means), init=means if vectors == "features" else None)
     return head
 
@@ -139,18 +139,19 @@ def _accuracies(experiment: Experiment, head: Any, source: data.Source, old: int
 
 
 def _by_age(is_right: Tensor, is_new: Tensor) -> dict[str, float]:
+    """Return the accuracies of old and of new classes and their mean, in per cent."""
     old, new = (100 * float(is_right[rows].double().mean()) for rows in (~is_new, is_new))
     return {"old": old, "new": new, "mean": (old + new) / 2}
 
 
 def _outcome(experiment: Experiment, head: Any, parts: _Parts) -> Outcome:
-    """Measure the head, and the embedding by the nearest mean feature."""
+    """Measure the head, and the embedding without it, by the nearest class mean."""
     features, labels = experiment.embed(parts.test)
     means = _class_means(experiment, parts)
-    found = evaluation.identify(features, labels, means, torch.arange(len(means)))
-    ranked = _by_age(found.ranks == 1, labels >= parts.old)
+    identified = evaluation.identify(features, labels, means, torch.arange(len(means)))
+    rank1 = _by_age(identified.ranks == 1, labels >= parts.old)
     metrics = _accuracies(experiment, head, parts.test, parts.old)
-    return Outcome({**metrics, **{f"rank1_{key}": ranked[key] for key in ("old", "new")}})
+    return Outcome({**metrics, **{f"rank1_{key}": rank1[key] for key in ("old", "new")}})
 
 
 _TRAINING: dict[str, Any] = {

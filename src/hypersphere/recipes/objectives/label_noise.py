@@ -1,4 +1,4 @@
-"""Wrong training labels: sub-centres and the interclass filter compared with ArcFace, and finding wrong labels."""
+"""Wrong training labels: sub-centres and the interclass filter compared with ArcFace, and detection of wrong labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def measure_noisy(experiment: Experiment, run: Run, *, folds: int, per_fold: int
 
 
 def _training_labels(experiment: Experiment) -> dict[str, float]:
-    """Return how many right labels the head predicts, and how well angles find wrong ones, in per cent.
+    """Return the fraction of right labels that the head predicts, and the AUC of wrong labels by angle, in per cent.
 
     `wrong_auc` is the probability that a wrong label has a larger angle than a right one, NaN if no label is wrong.
     """

@@ -38,7 +38,7 @@ _HEADS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 
 
 def measure_unseen(experiment: Experiment, run: Run, *, folds: int, per_fold: int) -> Outcome:
-    """Verify drawn pairs of unseen classes, and identify each of their items among the others."""
+    """Verify random pairs of unseen classes, and identify their items by the first item of each class."""
     features, labels = experiment.embed()
     return Outcome(
         {

@@ -82,7 +82,7 @@ def _margin_rows(m: int, layers: int, source: str) -> list[Row]:
     return _pair(names, m, places, {"paper": {"model": f"sphereface{layers}"}}, _CPU_FIRST, grid)
 
 
-# Two margins, and the shallower network, at the smaller scales.
+# The smaller scales have two margins and the shallower network.
 _SMALL = cells(_KINDS, ["m=1, 20 layers", "m=4, 20 layers"])
 PLUS = protocol.face_recipe(
     name="sphereface-plus",

@@ -13,7 +13,7 @@ from hypersphere.training import Experiment, Run
 __all__ = ["DIGITS", "FACES", "MANY_CLASSES", "measure_digits", "measure_head"]
 
 _HEAD_NUMBERS = Metric("head_parameters", "trainable parameters of the classifier", ".0f", None)
-# Unit class vectors, so that their norms, which a rotation cannot change, do not prefer any class.
+# Class vectors are normalised, because a rotation cannot change their norms, which would favour some classes.
 _CLASSES: dict[str, Any] = {"rotation": {"name": "cayley", "hidden": False, "output": True, "normalize": True}}
 # Learning rates of all parameters, or of the rotation only.
 _RATES: Grid = {"optimizer.lr": (0.1, 0.3)}

@@ -1,4 +1,4 @@
-"""Rotations with fewer parameters: of random subsets of dimensions, and block-diagonal (OPT, tables 10, 11, 19, 20)."""
+"""Rotations with fewer parameters: in random subsets of dimensions, and block-diagonal (OPT, tables 10, 11, 19, 20)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LINES = {
     "OPT (GS)": replace(GRAM_SCHMIDT, grid=_ROTATION_RATES),
 }
 _DRAWN = {"S-OPT (GS)": Method(_stochastic(0.25), _ROTATION_RATES, _DECAY)}
-# Neurons are rotated in all dimensions, in some that are drawn again and again, or in none.
+# Neurons are rotated in all dimensions, in a subset that is redrawn during training, or in none.
 _SUBSETS = {
     "p = d": _LINES["OPT (GS)"],
     "p = d/8": Method(_stochastic(1 / 8), _ROTATION_RATES, _DECAY),
@@ -56,7 +56,7 @@ _IMAGENET = {
 _AT: dict[str, dict[str, Patch]] = {
     "CNN-6": {},
     "Wide CNN-9": {"cpu": {"model": {"widths": [12, 24, 48], "feature_dim": 48}}, "smoke": {"model": TINY_CNN}},
-    # The network is for large images; the other columns stand for it on a CPU.
+    # This network is for large images; at the cpu scale, only the other columns run.
     "ResNet-18": {
         "paper": _IMAGENET,
         "cpu": {"model": {"widths": [8, 16, 16, 32], "large_stem": False}},

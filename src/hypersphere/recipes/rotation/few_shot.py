@@ -21,16 +21,16 @@ def measure_episodes(
 
     Args:
         experiment, run: the trained network.
-        scale: of the cosine classifier, or None for a linear one.
+        scale: scale of the cosine classifier, or None for a linear one.
         episodes: number of episodes.
         queries: number of examples per class to classify.
-        epochs: of fine-tuning.
+        epochs: number of epochs of fine-tuning.
     """
-    # The held-out data have other classes than training; in a trial, classes that were taken from training.
+    # The classes of the held-out data are not trained on. In a trial, they are a part of the training classes.
     features, labels = experiment.embed()
     metrics = {}
     for shots in (5, 1):
-        # The same episodes for every row of a recipe.
+        # The seed alone determines the episodes, so they are the same for every row.
         generator = torch.Generator().manual_seed(experiment.config.seed)
         result = evaluation.few_shot(
             features,

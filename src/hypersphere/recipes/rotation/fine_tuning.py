@@ -1,4 +1,4 @@
-"""Fine-tuning by rotation compared with full fine-tuning, LoRA and the OFT of PEFT, with what is forgotten."""
+"""Fine-tuning by rotation compared with full fine-tuning, LoRA and the OFT of PEFT, and the forgetting of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hypersphere.training import minimize
 
 __all__ = ["FINE_TUNING", "fine_tune"]
 
-_HELD_OUT = 0.1  # of the training data of the second task, for the choice of the learning rate
+_HELD_OUT = 0.1  # fraction of the training data of the second task that chooses the learning rate
 
 
 class _Classifier(nn.Module):
@@ -40,8 +40,8 @@ class _Classifier(nn.Module):
         """Return the accuracy in per cent, in evaluation mode."""
         with evaluation_mode(self):
             parts = zip(images.split(500), labels.split(500), strict=True)
-            right = sum(int((self.head(self.encoder(x.float() / 255)).argmax(1) == y).sum()) for x, y in parts)
-        return 100 * right / len(labels)
+            correct = sum(int((self.head(self.encoder(x.float() / 255)).argmax(1) == y).sum()) for x, y in parts)
+        return 100 * correct / len(labels)
 
 
 def fine_tune(
@@ -62,7 +62,7 @@ def fine_tune(
     """Train an encoder on one task, adapt it to another one, and measure both tasks.
 
     Args:
-        seed: of the initial weights and of the order of the images.
+        seed: seed for the initial weights and the order of the images.
         method: "head", "full", "lora", "oft", "rotation" or "butterfly". All methods train a new head.
         first, second: the tasks, as the setting `data` of a config.
         network: options of the encoder, a plain `SphereTransformer`.
@@ -81,7 +81,7 @@ def fine_tune(
     def adapted(rate: float, part: slice) -> tuple[_Classifier, float]:
         torch.manual_seed(seed)
         encoder = copy.deepcopy(start.encoder).requires_grad_(method == "full")
-        encoder = _adapter(encoder, method, size)
+        encoder = _add_adapter(encoder, method, size)
         model = _Classifier(encoder, nn.Linear(start.head.in_features, int(labels.max()) + 1))
         seconds = _train(model, images[part], labels[part], rate, epochs, batch_size, seed)
         return model, seconds
@@ -94,17 +94,17 @@ def fine_tune(
 
     best = max(rates, key=trial)
     model, seconds = adapted(best, slice(None))
-    _, old = _read(first, data_root)
-    before = start.accuracy(*old)
-    after = _Classifier(model.encoder, start.head).accuracy(*old)
-    trained = sum(p.numel() for p in model.encoder.parameters() if p.requires_grad)
+    _, first_test = _read(first, data_root)
+    before = start.accuracy(*first_test)
+    after = _Classifier(model.encoder, start.head).accuracy(*first_test)
+    parameters = sum(p.numel() for p in model.encoder.parameters() if p.requires_grad)
     return Outcome(
         {
             "accuracy": model.accuracy(*test),
             "first_before": before,
             "first_after": after,
             "forgotten": before - after,
-            "parameters": float(trained),
+            "parameters": float(parameters),
             "seconds": seconds,
             "rate": best,
         }
@@ -112,9 +112,9 @@ def fine_tune(
 
 
 @cache
-def _trained(seed: int, described: str, data_root: Path | None) -> _Classifier:
-    """Return the encoder of the first task, trained once per seed for all rows of this process."""
-    first, network, epochs, batch_size, rate = json.loads(described)
+def _trained(seed: int, settings_json: str, data_root: Path | None) -> _Classifier:
+    """Return the classifier of the first task, trained once per seed for all rows of this process."""
+    first, network, epochs, batch_size, rate = json.loads(settings_json)
     (images, labels), _ = _read(first, data_root)
     torch.manual_seed(seed)
     encoder = SphereTransformer(kind="plain", image_size=images.shape[-1], in_channels=images.shape[1], **network)
@@ -132,8 +132,8 @@ def _read(task: Mapping[str, Any], data_root: Path | None) -> tuple[tuple[Tensor
     return (split.train.inputs, split.train.labels), (split.validation.inputs, split.validation.labels)
 
 
-def _adapter(encoder: nn.Module, method: str, size: int) -> nn.Module:
-    """Return the encoder with the parameters of a method on all linear layers of its blocks."""
+def _add_adapter(encoder: nn.Module, method: str, size: int) -> nn.Module:
+    """Add the trainable parameters of a method to all linear layers of the blocks; return the encoder."""
     layers = [name for name, layer in encoder.named_modules() if "blocks" in name and isinstance(layer, nn.Linear)]
     if method in ("lora", "oft"):
         import peft
@@ -157,14 +157,14 @@ def _adapter(encoder: nn.Module, method: str, size: int) -> nn.Module:
 def _train(
     model: _Classifier, images: Tensor, labels: Tensor, rate: float, epochs: int, batch_size: int, seed: int
 ) -> float:
-    """Train by AdamW with a cosine schedule; return the processor time."""
+    """Train with AdamW and a cosine schedule; return the processor time in seconds."""
     batches = data.Batches(images, labels, batch_size, torch.Generator().manual_seed(seed))
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, rate, weight_decay=0.0)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(batches))
-    began = time.process_time()
+    start = time.process_time()
     minimize(model, batches, optimizer=optimizer, scheduler=schedule, epochs=epochs, clip=1.0)
-    return time.process_time() - began
+    return time.process_time() - start
 
 
 _ROWS: dict[str, dict[str, Any]] = {

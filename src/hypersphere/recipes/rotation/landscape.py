@@ -52,7 +52,7 @@ def measure_landscape(
 
     generator = torch.Generator().manual_seed(experiment.config.seed)
     experiment.network.train(train_statistics)
-    around = evaluation.landscape(
+    surface = evaluation.landscape(
         experiment.network.body,
         measure,
         span=span,
@@ -62,28 +62,28 @@ def measure_landscape(
         generator=generator,
     )
     experiment.network.eval()
-    # Losses of different networks are compared by how much they rise, not by their values.
+    # Networks have different losses at the centre, so compare how much the loss rises.
     rings = {
-        f"{name}_at_{radius}": on_ring(around, name, radius) - around.centre[name]
+        f"{name}_at_{radius}": on_ring(surface, name, radius) - surface.centre[name]
         for name in ("loss", "error")
         for radius in RADII
     }
-    centre = {f"{name}_at_centre": value for name, value in around.centre.items()}
-    landscape = {f"landscape_{name}": values for name, values in around.values.items()}
-    return Outcome({**centre, **rings}, tensors={**landscape, "coordinates": around.a})
+    centre = {f"{name}_at_centre": value for name, value in surface.centre.items()}
+    grids = {f"landscape_{name}": values for name, values in surface.values.items()}
+    return Outcome({**centre, **rings}, tensors={**grids, "coordinates": surface.a})
 
 
 def _batches(experiment: Experiment, source: data.Source, count: int) -> list[tuple[Tensor, Tensor]]:
     """Return `count` images of a source, drawn with a fixed seed, on the device."""
-    # Sources of some data sets are sorted by class, so images are drawn, the same ones for every row.
-    drawn = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[:count].sort().values
-    part = data.subset(source, drawn)
+    # Some sources are sorted by class, so draw a random sample. The fixed seed makes it the same for every row.
+    sample = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[:count].sort().values
+    part = data.subset(source, sample)
     loader = data.Loader(part, batch_size=BATCH, sampler=data.SAMPLERS["sequential"](part.labels, 0))
     return [(inputs.to(experiment.device), labels.to(experiment.device)) for inputs, labels in loader]
 
 
 def _loss(experiment: Experiment, count: int) -> Callable[[], float]:
-    """Return a function that computes the mean loss of training images, which are not augmented."""
+    """Return a function that computes the mean loss of training images, without augmentation."""
     head: Any = experiment.head
     batches = _batches(experiment, experiment.data.train, count)
 
@@ -97,26 +97,26 @@ def _loss(experiment: Experiment, count: int) -> Callable[[], float]:
 def _error(experiment: Experiment, count: int) -> Callable[[], float]:
     """Return a function that computes the error of test images in per cent."""
     head: Any = experiment.head
-    tested = experiment.data.validation
-    assert tested is not None
-    batches = _batches(experiment, tested, count)
+    validation = experiment.data.validation
+    assert validation is not None
+    batches = _batches(experiment, validation, count)
 
     def error() -> float:
-        missed = [(predict(head, experiment.network(inputs)) != labels).double() for inputs, labels in batches]
-        return 100 * float(torch.cat(missed).mean())
+        is_wrong = [(predict(head, experiment.network(inputs)) != labels).double() for inputs, labels in batches]
+        return 100 * float(torch.cat(is_wrong).mean())
 
     return error
 
 
 def on_ring(around: evaluation.Landscape, name: str, radius: float) -> float:
-    """Return the mean over the grid points at this distance from the centre, within half a step of the grid."""
+    """Return the mean over the grid points whose distance from the centre is `radius` ± half a step of the grid."""
     distance = (around.a[:, None].square() + around.b.square()).sqrt()
     step = float(around.a[1] - around.a[0])  # the grid is uniform
     near = around.values[name][(distance - radius).abs() <= step / 2]
     return float(near.mean()) if len(near) else math.nan
 
 
-# By title: the network, and the data at the scale of the source. Figures of loss and error in pairs.
+# For each title, the network and the data at the scale of the source. Figures of loss and error come in pairs.
 _NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "CNN-6": ("opt_cnn6", {}),  # figures 9 and 10, 16 and 17
     "CNN-9": ("opt_cnn9", {}),  # figures 11 and 12, 18 and 19

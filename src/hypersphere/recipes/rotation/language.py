@@ -1,4 +1,4 @@
-"""A language model of bytes, trained by five methods that treat directions and norms differently."""
+"""A byte-level language model, trained by five methods that treat directions and norms differently."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from hypersphere.training.text import NextToken, TextWindows
 __all__ = ["LANGUAGE", "read_text", "train_language_model"]
 
 _PARTS = (0.9, 0.95)  # where the validation text and the test text begin
-_POINTS = 20  # of the curve
-_CURVE_BYTES = 2**15  # of the validation text, for each point
+_POINTS = 20  # points of the curve
+_CURVE_BYTES = 2**15  # bytes of the validation text per point of the curve
 
 
 def train_language_model(
@@ -49,15 +49,16 @@ def train_language_model(
     """Choose the learning rates on validation text, then train and measure bits per byte of the test text.
 
     Args:
-        seed: of the initial weights and of the order of the text.
+        seed: seed for the initial weights and the order of the text.
         method: "plain", "one-sided", "equivalence", "normalized" or "hyperball".
         text: see `read_text`.
         steps: optimiser steps.
         trial_steps: steps of each trial that chooses the learning rates, on a schedule of this length.
         rates, rotation_rates: learning rates of the parameters and of the rotations; each pair of them is one trial.
         seconds: processor time of training after which the test text is measured for the comparison at equal time.
-        dim, depth, context, batch: of the network and of a step, in tokens and windows.
-        block_size, every: of `hypersphere.rotation.Equivalence`.
+        dim, depth: size of the network.
+        context, batch: tokens per window, and windows per step.
+        block_size, every: arguments of `hypersphere.rotation.Equivalence`.
         data_root: folder of the data sets.
     """
     tokens = read_text(text, data_root)
@@ -67,10 +68,10 @@ def train_language_model(
         torch.manual_seed(seed)
         kind = "normalized" if method == "normalized" else "plain"
         model = SphereTransformer(dim, depth, vocabulary=256, context=context, kind=kind)
-        turns: rotation.Equivalence | None = None
+        equivalence: rotation.Equivalence | None = None
         if method in ("one-sided", "equivalence"):
             sides = "input" if method == "one-sided" else "both"
-            turns = rotation.Equivalence(model, block_size, every, sides)
+            equivalence = rotation.Equivalence(model, block_size, every, sides)
         optimizer = _optimizer(model, method, rate, rotation_rate)
         warm_up = max(1, steps // 20)
         schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -78,14 +79,14 @@ def train_language_model(
         )
         objective = NextToken(model)
 
-        def after(progress: Any) -> None:
-            if turns is not None:
-                turns.step(optimizer)
+        def after_step(progress: Any) -> None:
+            if equivalence is not None:
+                equivalence.step(optimizer)
             model.normalize_weights_()  # does nothing in the plain form
             on_step(objective, progress.step)
 
         windows = TextWindows(train, context, batch, torch.Generator().manual_seed(seed))
-        minimize(objective, windows, optimizer=optimizer, scheduler=schedule, steps=steps, clip=1.0, on_step=after)
+        minimize(objective, windows, optimizer=optimizer, scheduler=schedule, steps=steps, clip=1.0, on_step=after_step)
         return objective
 
     def bits(objective: NextToken, part: Tensor) -> float:
@@ -128,8 +129,8 @@ def train_language_model(
 def read_text(name: str, data_root: Path | None = None) -> Tensor:
     """Return the bytes of a text: the file text/NAME.txt of the data sets, or "source" for the code of this library."""
     if name == "source":
-        rooms = importlib.resources.files("hypersphere") / "functions"
-        files = sorted((file for file in rooms.iterdir() if file.name.endswith(".py")), key=lambda file: file.name)
+        folder = importlib.resources.files("hypersphere") / "functions"
+        files = sorted((file for file in folder.iterdir() if file.name.endswith(".py")), key=lambda file: file.name)
         content = b"".join(file.read_bytes() for file in files)
     else:
         path = data.data_root(data_root) / "text" / f"{name}.txt"
@@ -139,10 +140,10 @@ def read_text(name: str, data_root: Path | None = None) -> Tensor:
 
 
 def _optimizer(model: SphereTransformer, method: str, rate: float, rotation_rate: float) -> Any:
-    """Return AdamW, with weight decay for the matrices of the plain method; rotations have a rate of their own."""
+    """Return AdamW with a separate rate for rotations. Only the matrices of the plain method have weight decay."""
     rotations = rotation.rotation_parameters(model)
-    turned = {id(parameter) for parameter in rotations}
-    others = [p for p in model.parameters() if p.requires_grad and id(p) not in turned]
+    rotation_ids = {id(parameter) for parameter in rotations}
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in rotation_ids]
     decay = 0.1 if method == "plain" else 0.0
     groups = [
         {"params": [p for p in others if p.dim() > 1], "lr": rate, "weight_decay": decay},
@@ -154,21 +155,21 @@ def _optimizer(model: SphereTransformer, method: str, rate: float, rotation_rate
 
 
 class _Clock:
-    """Processor time of this process since it was made, without the time of pauses."""
+    """Measures the processor time of this process since its creation, without pauses."""
 
     def __init__(self) -> None:
         self.start = time.process_time()
 
     def seconds(self) -> float:
-        """Return the time up to now."""
+        """Return the processor time in seconds."""
         return time.process_time() - self.start
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Do not count the time in this context."""
-        began = time.process_time()
+        pause = time.process_time()
         yield
-        self.start += time.process_time() - began
+        self.start += time.process_time() - pause
 
 
 _RATES = {"rates": [1e-3, 2e-3, 4e-3, 8e-3], "rotation_rates": [0.0]}

@@ -1,4 +1,4 @@
-"""Plain and residual CNNs trained by rotation: every way to learn it, with and without BatchNorm, and freer variants.
+"""Plain and residual CNNs trained by rotation: all parametrisations, with and without BatchNorm, and freer variants.
 
 Tables 7.1, 7.4, 7.5, 7.7 and 7.8 and figures 7.3 and F.2 of the thesis, tables 6 and 7 of the OPT paper.
 """
@@ -42,7 +42,7 @@ _ON_CPU = ("Baseline", "HS-MHE", "OPT (GS)", "OPT (CP)", "OPT (OGD)", "OPT (OR)"
 def _compared_rows(
     source: str, names: Sequence[str], columns: Mapping[str, Patch], at: Mapping[str, Patch]
 ) -> list[Row]:
-    """Return the rows of plain training, regularisers and rotations: `names` as in `source`, the others as in OPT."""
+    """Return the rows of `_COMPARED`: those in `names` with the numbers of `source`, the others with those of OPT."""
     rows: list[Row] = []
     for column, network in columns.items():
         for line, method in _COMPARED.items():
@@ -110,7 +110,7 @@ _RATES = {
     **dict.fromkeys(("OPT (GS)", "OPT (HR)", "OPT (LS)", "OPT (CP)"), (0.3, 1.0)),
     **dict.fromkeys(("OPT (OGD)", "OPT (OR)"), (0.03, 0.1)),
 }
-_BARE = {
+_NO_BATCH_NORM = {
     name: replace(method, grid={"optimizer.lr": (0.1, 0.03), "optimizer.rotation_lr": _RATES[name]})
     for name, method in settings.METHODS.items()
 }
@@ -120,7 +120,7 @@ BARE = settings.rotation_recipe(
     title="CNN-6 without BatchNorm trained by rotation",
     reference="table 7.5 of the thesis, table 5 of the OPT paper",
     base=merge(settings.CNN_BASE, {"model": {"norm": "none"}}),
-    rows=table_rows("T7.5", {"Baseline": BASELINE, "HS-MHE": HALF, **_BARE}),
+    rows=table_rows("T7.5", {"Baseline": BASELINE, "HS-MHE": HALF, **_NO_BATCH_NORM}),
     default_rows={"cpu": _ON_CPU, "smoke": ["Baseline", "OPT (CP)"]},
     covers=("T7.5",),
     cost={"paper": 2000, "cpu": 0.8, "smoke": 0.01},
@@ -143,8 +143,8 @@ _NORMS = {"w/o Norm": False, "w/ Norm": True}
 
 def _norm_row(name: str, column: str) -> Row:
     method = _COMPARED[name]
-    chosen = method.patch.get("rotation", {"name": "none"})
-    patch = merge(method.patch, {"rotation": {**chosen, "normalize": _NORMS[column]}})
+    rotation = method.patch.get("rotation", {"name": "none"})
+    patch = merge(method.patch, {"rotation": {**rotation, "normalize": _NORMS[column]}})
     (row,) = table_rows("T7.7", {name: replace(method, patch=patch)}, {column: {}})
     return replace(row, baseline=f"{name}, w/o Norm") if _NORMS[column] else row
 
@@ -218,7 +218,7 @@ IMAGENET = Recipe(
     scales={
         "paper": {
             **{key: PROTOCOL[key] for key in ("data", "augment")},
-            "model": {"image_size": 224},  # of the windows; images have 256
+            "model": {"image_size": 224},  # size of the windows; images have 256×256 pixels
             "init": "he",
             "optimizer": {"weight_decay": 5e-4, "decay_everything": True},
             **stepwise(700_000, [280_000, 467_000, 597_000]),

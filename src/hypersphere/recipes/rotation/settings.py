@@ -1,4 +1,4 @@
-"""What the recipes of this part share: ways to learn a rotation, plain CNNs on CIFAR, and the rates that are tried."""
+"""Parametrisations of rotations with the learning rates to try, and plain CNNs on CIFAR, shared by these recipes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def count_trainable_parameters(experiment: Experiment, run: Run) -> Outcome:
 
 
 def rotated(name: str, rates: Sequence[float] = (0.03, 0.1, 0.3, 1.0), **options: Any) -> Method:
-    """Return training by a rotation, with the learning rates of R that are tried.
+    """Return training by a rotation R, with the learning rates of R to try.
 
     At the scale of the source, free parameters are drawn from N(0, 1), and have the learning rate and the weight decay
     of all others (appendix F.3 of the thesis).
@@ -32,7 +32,7 @@ def rotated(name: str, rates: Sequence[float] = (0.03, 0.1, 0.3, 1.0), **options
 
 
 def with_decay(method: Method) -> Method:
-    """Return a method whose matrices R have weight decay, which is tried in two sizes with two learning rates."""
+    """Return a method whose matrices R have weight decay: two decays are tried with two learning rates each."""
     (rates,) = (method.grid or {}).values()
     grid = {"optimizer.rotation_lr": (rates[0], rates[-1]), "optimizer.rotation_decay": (5e-4, 5e-3)}
     return Method(method.patch, grid, method.paper)
@@ -43,7 +43,7 @@ GRAM_SCHMIDT = rotated("gram_schmidt")
 HOUSEHOLDER = rotated("householder")
 LOWDIN = rotated("lowdin")
 CAYLEY = rotated("cayley")
-# On the orthogonal group from the identity, at the rate of the released code and without decay.
+# Descent on the orthogonal group starts at the identity, at the rate of the released code and without decay.
 DESCENT = Method(
     {"rotation": {"name": "descent"}},
     {"optimizer.rotation_lr": (0.01, 0.03, 0.1, 0.3)},
@@ -55,7 +55,7 @@ PENALIZED = Method(
     {"optimizer.rotation_lr": (0.03, 0.1), "rotation.weight": (0.1, 1.0)},
     {"optimizer": {"rotation_decay": 5e-4}},
 )
-# By the names of the sources.
+# Methods by their names in the sources.
 PLAIN = {"Baseline": BASELINE, "Orthogonal": ORTHOGONAL, "SRIP": SRIP, "HS-MHE": HALF}
 METHODS: dict[str, Method] = {
     "OPT (GS)": GRAM_SCHMIDT,
@@ -113,7 +113,7 @@ def cnn_scales(**measure: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-# What most recipes of this part share.
+# Arguments that most recipes of this part share.
 rotation_recipe = partial(
     Recipe,
     base=CNN_BASE,

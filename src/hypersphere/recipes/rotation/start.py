@@ -33,7 +33,7 @@ def measure_start(experiment: Experiment, run: Run, *, mean_factor: float) -> Ou
 
     Args:
         experiment, run: the trained network.
-        mean_factor: the factor by which the mean of the weights is larger than in the source.
+        mean_factor: mean of the weights divided by that in the source.
     """
     config = experiment.config
     start = outcome_of_lines(run.metrics()).curves["energy"][0]
@@ -53,11 +53,11 @@ def source_energy(init: Component, seed: int, refine: str | None = None, steps: 
 
     Args:
         init: the initialisation.
-        seed: of the initialisation.
-        refine: an energy of `hypersphere.rotation.refine_neurons` that is lowered first, or None.
+        seed: seed of the initialisation.
+        refine: energy that `hypersphere.rotation.refine_neurons` lowers first, or None.
         steps: number of steps of the refinement.
     """
-    # The printed energies are those of the full-size network, so it is built here without being trained.
+    # The printed energies are those of the full-size network, so build it, but do not train it.
     torch.manual_seed(seed)
     network = models.MODELS["opt_cnn6"]()
     create(init, "init", network)
@@ -72,7 +72,7 @@ def source_energy(init: Component, seed: int, refine: str | None = None, steps: 
 
 # The energy depends on mean/σ of the weights. Neurons have 144 dimensions at the scale cpu and 576 in the source, so
 # the σ of He initialisation is twice as large, and so must be the mean.
-_SMALLER = (576 / 144) ** 0.5
+_CPU_MEAN_FACTOR = (576 / 144) ** 0.5
 _MEANS = {"0": 0.0, "1e-3": 1e-3, "1e-2": 1e-2, "2e-2": 2e-2, "3e-2": 3e-2, "5e-2": 5e-2}
 _RATES = {"optimizer.rotation_lr": (0.1, 0.5)}
 _PLAIN_RATES = {"optimizer.lr": (0.1, 0.03)}
@@ -90,7 +90,7 @@ def _mean_row(title: str, name: str) -> Row:
         f"{title}, mean {name}",
         {"init": {"mean": mean}, **rotated},
         printed if is_rotated else {},
-        {"cpu": {"init": {"mean": round(_SMALLER * mean, 5)}}, "paper": CAYLEY.paper if is_rotated else {}},
+        {"cpu": {"init": {"mean": round(_CPU_MEAN_FACTOR * mean, 5)}}, "paper": CAYLEY.paper if is_rotated else {}},
         _RATES if is_rotated else _PLAIN_RATES,
         None if name == "0" else f"{title}, mean 0",
     )
@@ -116,7 +116,7 @@ INITIAL_ENERGY = rotation_recipe(
     title="The energy that training starts from: shifted means and refined neurons",
     reference="table 7.2 of the thesis, table 2 of the OPT paper (tables 4 and 7.6)",
     base={**CNN_BASE, "init": "he"},
-    scales=cnn_scales(paper={"mean_factor": 1.0}, cpu={"mean_factor": _SMALLER}, smoke={"mean_factor": 1.0}),
+    scales=cnn_scales(paper={"mean_factor": 1.0}, cpu={"mean_factor": _CPU_MEAN_FACTOR}, smoke={"mean_factor": 1.0}),
     rows=(
         *(_mean_row("OPT (CP)", name) for name in _MEANS),
         *(_mean_row("plain", name) for name in ("0", "5e-2")),
