@@ -360,7 +360,7 @@ def test_png_uri_is_decoded_by_pillow() -> None:
         (lambda: bars([], []), "labels must be at least one name"),
         (lambda: bars(["a"], [Series("b", [1.0, 2.0])]), "values of 'b' must be one value for each of the 1 labels"),
         (lambda: heat_map([1.0]), r"values must be 2-dimensional, not \(1,\)"),
-        (lambda: heat_map(np.ones((2, 2)), ["a"]), "rows must be empty, or 2 names, not 1"),
+        (lambda: heat_map(np.ones((2, 2)), ["a"]), "rows must be empty or 2 names, not 1"),
         (lambda: landscape(np.ones((1, 2))), "values must be a matrix with at least two rows and two columns"),
         (lambda: landscape(np.ones((2, 2)), x=(1, 0)), "x must be two finite numbers, low and high"),
         (lambda: scatter(np.ones((2, 3)), [0, 1]), r"points must be an array of shape \(N, 2\), not \(2, 3\)"),

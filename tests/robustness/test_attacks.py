@@ -153,7 +153,7 @@ def test_attacks_use_every_field_and_have_a_repr_that_evaluates():
         ),
         (
             lambda: DeepFool()(nn.Identity(), torch.zeros(2, 1), torch.zeros(2).long()),
-            "model must be a map of images to logits",
+            "model must be a function from images to logits",
         ),
     ],
 )

@@ -44,7 +44,7 @@ class ApproximateIndex:
         self._trained_on = 0
 
     def update(self, rows: Rows, serials: Int64[Tensor, " rows"]) -> None:
-        """Add the rows that are not in the index yet, or rebuild it if too many of its rows were removed."""
+        """Add new rows to the index. Rebuild it if half of its rows were removed or its lists have grown too long."""
         indexed = 0
         if len(self._serials):
             indexed = int(torch.searchsorted(serials, self._serials[-1], right=True))

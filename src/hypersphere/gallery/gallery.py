@@ -251,15 +251,15 @@ class Gallery:
         missing = sorted(unwanted.difference(entries.names), key=str)
         if missing:
             raise ValueError(f"names must be in the gallery, but {missing[0]!r} is not")
-        kept = [name not in unwanted for name in entries.names]
-        mask = torch.tensor(kept, dtype=torch.bool)
+        keeps = [name not in unwanted for name in entries.names]
+        mask = torch.tensor(keeps, dtype=torch.bool)
         rows, full = entries.rows.copy(), None if entries.full is None else entries.full.copy()
         rows.keep(mask)
         if full is not None:
             full.keep(mask)
-        remaining = [name for name, keep in zip(entries.names, kept, strict=True) if keep]
+        remaining = [name for name, keep in zip(entries.names, keeps, strict=True) if keep]
         self._entries = _Entries(rows, full, remaining, None if entries.serials is None else entries.serials[mask])
-        return len(kept) - len(remaining)
+        return len(keeps) - len(remaining)
 
     def migrate(self, pairs: tuple[Array, Array], *, fingerprint: str | None = None) -> Migration:
         r"""Rotate all embeddings into the space of another model, without the original inputs.

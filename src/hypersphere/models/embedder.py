@@ -215,9 +215,9 @@ def _load_hugging_face(name: str, options: dict[str, Any], in_channels: int | No
     try:
         config = transformers.AutoConfig.for_model(name)
     except ValueError:
-        known = list(transformers.CONFIG_MAPPING)
+        model_types = list(transformers.CONFIG_MAPPING)
         accepted = f"hf:TYPE with a model type of transformers, or hf:FOLDER, not 'hf:{name}'"
-        raise ValueError(f"model must be {accepted}{nearest_name(name, known)}") from None
+        raise ValueError(f"model must be {accepted}{nearest_name(name, model_types)}") from None
     for key in options:
         if not hasattr(config, key):
             raise ValueError(f"model.{key} is not an option of hf:{name}{nearest_name(key, config.to_dict())}")

@@ -122,7 +122,7 @@ def _kinds(sections: Sequence[Any], where: str) -> dict[type, None]:
 
 
 def join_pages(pages: Sequence[Page]) -> Page:
-    """Return one page with one section per given page. The title names up to three of them."""
+    """Return one page with one section per given page. The title names them if there are at most three."""
     if len(pages) == 1:
         return pages[0]
     sections = [Stack(page.title, [Text("", page.lead), *page.sections]) for page in pages]

@@ -209,7 +209,7 @@ def _over_training(results: RecipeResults, records: Sequence[Mapping[str, Any]],
     by_place, unit = [], _unit(results)
     for record in records:
         curves = {name: curve for name, curve in record.get("curves", {}).items() if name not in results.axes}
-        # The loss has no value before training, and a single value if validations are within one epoch.
+        # The loss has no value before training, and fewer values than other curves if validations are within epochs.
         losses, longest = len(curves.get("loss", ())), max(map(len, curves.values()), default=0)
         count = max(losses, longest - 1) if "loss" in curves else longest
         name, every, end = _schedule(record)

@@ -124,11 +124,11 @@ def best_cells(table: Table) -> frozenset[tuple[int, int]]:
     frozenset({(0, 1), (1, 1)})
     """
     best: set[tuple[int, int]] = set()
-    for at, column in enumerate(table.columns):
-        numbers = {index: _numbers(row[at]) for index, row in enumerate(table.rows)}
+    for position, column in enumerate(table.columns):
+        numbers = {index: _numbers(row[position]) for index, row in enumerate(table.rows)}
         finite = {index: number for index, number in numbers.items() if math.isfinite(number[0])}
         noise_is_unknown = any(
-            isinstance(table.rows[index][at], tuple) and math.isnan(finite[index][1]) for index in finite
+            isinstance(table.rows[index][position], tuple) and math.isnan(finite[index][1]) for index in finite
         )
         if column.higher_is_better is None or len(finite) < 2 or noise_is_unknown:
             continue
@@ -140,7 +140,7 @@ def best_cells(table: Table) -> frozenset[tuple[int, int]]:
             if column.show(number[0]) == column.show(top[0]) or abs(top[0] - number[0]) <= _noise(top, number)
         }
         if len(winners) < len(finite):
-            best.update((index, at) for index in winners)
+            best.update((index, position) for index in winners)
     return frozenset(best)
 
 
@@ -157,7 +157,7 @@ def markdown(table: Table) -> str:
     """
     best, lines = best_cells(table), [[column.heading for column in table.columns]]
     for index, row in enumerate(table.shown()):
-        lines.append([f"**{words}**" if (index, at) in best else words for at, words in enumerate(row)])
+        lines.append([f"**{words}**" if (index, position) in best else words for position, words in enumerate(row)])
     text = ["| " + " | ".join(printable(words).replace("|", "\\|") for words in line) + " |" for line in lines]
     text.insert(1, "|" + "---|" * len(table.columns))
     bold = "Bold: best value of its column, and values within its noise (95 %)." if best else ""
@@ -183,16 +183,22 @@ def print_table(table: Table, console: Console | None = None) -> None:
         return Text(words if has_unicode else words.translate(PLAIN_SIGNS), style=style, no_wrap=is_number)
 
     best = best_cells(table)
-    starred = {at for _, at in best}
-    numeric = {at for at in range(len(table.columns)) if table.is_numeric(at)}
+    starred = {position for _, position in best}
+    numeric = {position for position in range(len(table.columns)) if table.is_numeric(position)}
     headings = [text(column.heading) for column in table.columns]
     rows = []
     for index, row in enumerate(table.shown()):
-        marks = [STAR if (index, at) in best else " " * len(STAR) if at in starred else "" for at in range(len(row))]
+        marks = [
+            STAR if (index, position) in best else " " * len(STAR) if position in starred else ""
+            for position in range(len(row))
+        ]
         cells = [cell + mark for cell, mark in zip(row, marks, strict=True)]
         styles = ["bold green" if mark == STAR else "" for mark in marks]
         rows.append(
-            [text(cell, style, at in numeric) for at, (cell, style) in enumerate(zip(cells, styles, strict=True))]
+            [
+                text(cell, style, position in numeric)
+                for position, (cell, style) in enumerate(zip(cells, styles, strict=True))
+            ]
         )
     longest, needed = [], []
     for column in zip(headings, *rows, strict=True):
@@ -224,8 +230,8 @@ def table_html(table: Table) -> str:
     On a narrow screen each row becomes a card (page.css), unless it has only two cells.
     """
     best = best_cells(table)
-    kinds = [" class=number" if table.is_numeric(at) else "" for at in range(len(table.columns))]
-    shared = {at for _, at in best if sum(column == at for _, column in best) > 1}
+    kinds = [" class=number" if table.is_numeric(position) else "" for position in range(len(table.columns))]
+    shared = {position for _, position in best if sum(column == position for _, column in best) > 1}
     head = "".join(
         f"<th scope='col'{kind}>{_heading_html(column)}</th>" for kind, column in zip(kinds, table.columns, strict=True)
     )
@@ -233,11 +239,11 @@ def table_html(table: Table) -> str:
     for index, row in enumerate(table.shown()):
         name, *cells = map(escape, row)
         body += f"<tr><th scope='row'>{name}</th>"
-        for at, cell in enumerate(cells, 1):
-            if (index, at) in best:
-                words = "among the best" if at in shared else "best"
+        for position, cell in enumerate(cells, 1):
+            if (index, position) in best:
+                words = "among the best" if position in shared else "best"
                 cell = f"<span class='best'>{cell}<span class='unseen'> ({words})</span></span>"
-            body += f"<td{kinds[at]} data-column='{escape(table.columns[at].heading)}'>{cell}</td>"
+            body += f"<td{kinds[position]} data-column='{escape(table.columns[position].heading)}'>{cell}</td>"
         body += "</tr>"
     size = len(table.columns)
     kind = " pairs" if size <= 2 else " dense" if size > MOST_WIDE else ""
@@ -281,10 +287,10 @@ def _wide_grid(headings: list, rows: list[list], widths: list[int], numeric: set
     from rich.align import Align
 
     grid = _empty_grid(is_ruled)
-    for at, heading in enumerate(headings):
-        side: Literal["left", "right"] = "right" if at in numeric else "left"
+    for position, heading in enumerate(headings):
+        side: Literal["left", "right"] = "right" if position in numeric else "left"
         heading.justify = side
-        grid.add_column(Align(heading, side, vertical="bottom"), justify=side, width=widths[at])
+        grid.add_column(Align(heading, side, vertical="bottom"), justify=side, width=widths[position])
     for row in rows:
         grid.add_row(*row)
     return grid

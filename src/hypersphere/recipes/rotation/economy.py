@@ -56,7 +56,7 @@ _IMAGENET = {
 _AT: dict[str, dict[str, Patch]] = {
     "CNN-6": {},
     "Wide CNN-9": {"cpu": {"model": {"widths": [12, 24, 48], "feature_dim": 48}}, "smoke": {"model": TINY_CNN}},
-    # This network is for large images; at the cpu scale, only the other columns run.
+    # This network is for large images; at the cpu scale, only the other columns run by default.
     "ResNet-18": {
         "paper": _IMAGENET,
         "cpu": {"model": {"widths": [8, 16, 16, 32], "large_stem": False}},

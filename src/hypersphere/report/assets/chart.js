@@ -161,7 +161,7 @@ class PointChart extends Chart {
   }
 }
 
-// The cells of a map.
+// The cells of a heat map.
 class CellChart extends Chart {
   first() { return [0, 0]; }
 
@@ -195,7 +195,7 @@ class CellChart extends Chart {
     Object.assign(frame.style, {
       left: `${left + x(column)}px`, top: `${top + y(row)}px`, width: `${x.bandwidth()}px`, height: `${y.bandwidth()}px`,
     });
-    const cell = this.rows.find((one) => one.row === row && one.column === column);
+    const cell = this.rows.find((candidate) => candidate.row === row && candidate.column === column);
     this.say(`${row.trim()} · ${column.trim()}`, [[null, this.about.name, cell?.text ?? "–"]], left + x(column) + x.bandwidth() / 2, top + y(row) + y.bandwidth());
   }
 }

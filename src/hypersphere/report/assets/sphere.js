@@ -1,5 +1,5 @@
-// One picture: a translucent ball (or a circle) with points on it and class vectors through it. It draws itself for a
-// given rotation and finds the point under the pointer; spheres.js handles the interaction.
+// One picture: a translucent ball (or a circle) with points on it and class vectors through it. The view draws itself
+// for a given rotation and finds the point under the pointer; spheres.js handles the interaction.
 const LEVELS = 24;          // steps of depth; points are sorted and styled by step
 const REACH = 1.17;         // class vectors end this far from the centre
 const MARGIN = 1.29;        // half the canvas, in radii
@@ -77,7 +77,7 @@ class SphereView {
     const behind = vectors.filter((v) => v.depth < 0);
     const before = vectors.filter((v) => v.depth >= 0);
 
-    // Painted from back to front: the tip of a spike is outside the ball, its shaft inside.
+    // Paint from back to front. The tip of a class vector is outside the ball, its shaft inside.
     this.paintBall(1);
     if (!this.flat) this.paintGrid(false);
     for (const vector of behind) this.paintSpike(vector);

@@ -1,6 +1,6 @@
 // A group of pictures with one legend: pointer, keyboard, highlighting and slow rotation.
 const KEY_STEP = Math.PI / 24;
-const SLOW = 0.00016;        // radians per millisecond
+const SLOW = 0.00016;        // speed of the slow rotation, in radians per millisecond
 const FRICTION = 260;        // milliseconds for a spin to lose two thirds of its speed
 const ZOOM = [0.7, 4];
 

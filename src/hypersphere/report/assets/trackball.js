@@ -6,7 +6,7 @@ function turnAbout([x, y, z], angle) {
   return [Math.cos(angle / 2), x * s, y * s, z * s];
 }
 
-// First b, then a; renormalised, so that a long drag does not drift.
+// The rotation b followed by a, renormalised so that rounding errors of a long drag do not accumulate.
 function compose(a, b) {
   const w = a[0] * b[0] - a[1] * b[1] - a[2] * b[2] - a[3] * b[3];
   const x = a[0] * b[1] + a[1] * b[0] + a[2] * b[3] - a[3] * b[2];
@@ -16,7 +16,7 @@ function compose(a, b) {
   return [w / length, x / length, y / length, z / length];
 }
 
-// Rows of the rotation matrix, one after the other.
+// The rotation matrix, row by row.
 function matrixOf([w, x, y, z]) {
   return [
     1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y),
@@ -25,8 +25,8 @@ function matrixOf([w, x, y, z]) {
   ];
 }
 
-// The place on the ball under the pointer, in units of its radius. Beyond the ball a hyperbola carries on smoothly
-// (Holroyd's trackball), so that the sphere neither slips nor jumps at its rim.
+// The point of the ball under the pointer, in units of its radius. A hyperbola continues the ball beyond its rim
+// (Holroyd's trackball), so that the sphere neither slips nor jumps there.
 function underPointer(x, y) {
   const squared = x * x + y * y;
   const z = squared <= 0.5 ? Math.sqrt(1 - squared) : 0.5 / Math.sqrt(squared);
@@ -34,7 +34,7 @@ function underPointer(x, y) {
   return [x / length, y / length, z / length];
 }
 
-// The shortest turn that carries one unit vector to another, as an axis and an angle.
+// The smallest rotation from one unit vector to another, as an axis and an angle.
 function turnBetween(from, to) {
   const axis = [
     from[1] * to[2] - from[2] * to[1],
