@@ -109,5 +109,5 @@ def test_face_networks_refuse_small_images(network):
 
 @pytest.mark.parametrize("network", [IResNet, MobileFaceNet])
 def test_face_networks_refuse_other_numbers_of_stages(network):
-    with pytest.raises(ValueError, match="depths (and widths )?must be four integers >= 1"):
+    with pytest.raises(ValueError, match=r"depths (and widths )?must be four integers >= 1"):
         network((1, 1, 1))
