@@ -670,7 +670,7 @@ def test_manifest_with_other_settings_or_files_is_refused(tmp_path):
     changes = [
         ({"settings": original["settings"] | {"dim": 5}}, "values must be"),
         ({"settings": original["settings"] | {"dtype": "int8"}}, "damaged"),
-        ({"settings": original["settings"] | {"embeddings": 21}}, "of 21 embeddings"),
+        ({"settings": original["settings"] | {"embeddings": 21}}, "must be 21 embeddings each"),
         ({"settings": original["settings"] | {"dtype": "float33"}}, "dtype must be"),
         ({"settings": {}}, "damaged"),
         ({"files": original["files"] | outside}, "is not a gallery file name"),
