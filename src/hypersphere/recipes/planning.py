@@ -36,7 +36,8 @@ def plan(
         ({'name': 'arcface'}, {'a': {'head': {'m': 0.5}}, 'b': {'head': {'m': 0.4}}})
     """
     selected_rows, selected_seeds = recipe.selected(scale, rows, seeds)
-    settings = {row.name: recipe.checked_settings(row, scale, overrides, selected_seeds[0]) for row in selected_rows}
+    seed = selected_seeds[0] if selected_seeds else None
+    settings = {row.name: recipe.checked_settings(row, scale, overrides, seed) for row in selected_rows}
     shared = _shared(list(settings.values())) if len(settings) > 1 else {}
     return {
         "recipe": recipe.name,
