@@ -122,6 +122,7 @@ def _with_description(path: Path, matrix: Embeddings) -> Embeddings:
 
 
 def _list_or_none(path: Path, content: Mapping[str, Any], key: str) -> list[Any] | None:
+    """Return the list under a key of the .json file, or None; labels must be integers."""
     values = content[key]
     is_list = values is None or isinstance(values, list)
     if not is_list or (key == "labels" and not all(is_integer(label, -(2**63), 2**63 - 1) for label in values or ())):

@@ -159,6 +159,7 @@ def _require_filled(file: Path, number: int, column: str, value: str) -> None:
 
 
 def _text_rows(file: Path, suffix: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and fields of each row of a CSV, TSV or JSONL file."""
     with file.open(encoding="utf-8-sig", newline="") as lines:
         if suffix != ".jsonl":
             yield from enumerate(csv.DictReader(lines, delimiter="\t" if suffix == ".tsv" else ","), start=1)
@@ -172,6 +173,7 @@ def _text_rows(file: Path, suffix: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and fields of each row of a Parquet file, read in batches."""
     parquet = require_package("pyarrow.parquet", "PyArrow", "data")
     table = parquet.ParquetFile(file)
     present = table.schema_arrow.names

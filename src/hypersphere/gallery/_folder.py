@@ -103,6 +103,7 @@ def read_folder(folder: Path) -> GalleryContent:
 
 
 def _read_files(folder: Path, manifest: Mapping[str, Any]) -> GalleryContent:
+    """Read the files that a manifest names and verify their checksums."""
     tensors: dict[str, dict[str, Tensor]] = {}
     names: list[str] = []
     for kind, entry in manifest["files"].items():
@@ -122,6 +123,7 @@ def _read_files(folder: Path, manifest: Mapping[str, Any]) -> GalleryContent:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
+    """Read gallery.json and verify its mark, checksum and format."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))

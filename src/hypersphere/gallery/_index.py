@@ -58,6 +58,7 @@ class ApproximateIndex:
             self._serials = torch.cat([self._serials, serials[indexed:]])
 
     def _build(self, rows: Rows) -> None:
+        """Create an empty index, and compute the ranges of its codes and the lists of IVF from a sample of the rows."""
         faiss = self._faiss
         code, metric = faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
         if self.kind == "hnsw":

@@ -348,6 +348,7 @@ class Gallery:
         return Matches(scores.float().clamp_(-1, 1), names, entries)
 
     def _nearest(self, state: _Entries, x: Tensor, k: int, effort: int | None) -> tuple[Tensor, Tensor]:
+        """Return scores and entries of the k best embeddings, by the approximate index if the gallery is large."""
         count = max(RESCORED * k, k + SLACK)
         if (
             self._approximate is None
@@ -370,6 +371,7 @@ class Gallery:
         return scores, entries
 
     def _best_per_name(self, state: _Entries, x: Tensor, k: int, effort: int | None) -> tuple[Tensor, Tensor]:
+        """Return scores and entries of the best embedding of each of the k best names."""
         total = len(state.rows)
         k = min(k, len(set(state.names[:total])))
         scores, entries = x.new_empty(len(x), k), torch.empty(len(x), k, dtype=torch.int64)

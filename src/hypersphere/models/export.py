@@ -211,6 +211,7 @@ def _dynamic_shapes(example: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
 
 
 def _onnx_reader(path: Path, outputs: Sequence[str]) -> Callable[..., Outputs]:
+    """Return a function that runs an ONNX file on a batch."""
     runtime = require_package("onnxruntime", "onnxruntime", "onnx")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [node.name for node in session.get_inputs()]
@@ -231,6 +232,7 @@ def _write_program(model: nn.Module, example: tuple[Tensor, ...], path: Path, ou
 
 
 def _program_reader(path: Path, outputs: Sequence[str]) -> Callable[..., Outputs]:
+    """Return a function that runs a torch.export program on a batch."""
     return torch.export.load(io.BytesIO(path.read_bytes())).module()
 
 

@@ -17,6 +17,8 @@ def _default_init(modules: nn.Module) -> None:
 
 
 def _initialization(fill_: Callable[[Tensor], Any], summary: str) -> Callable[..., None]:
+    """Return a function that fills the weights of all linear and convolution layers and heads with `fill_`."""
+
     @torch.no_grad()
     def initialize_(modules: nn.Module, *, mean: float = 0.0) -> None:
         for module in modules.modules():

@@ -60,7 +60,7 @@ class MLP(nn.Module):
         self.classifier = None if num_classes is None else nn.Linear(widths[-1], num_classes, bias=bias)
 
     def features(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch feature_dim"]:
-        """Map inputs to features, also if the network has a classifier."""
+        """Map inputs to features, without the classifier."""
         return self.layers(inputs.flatten(1))
 
     def forward(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch outputs"]:

@@ -119,7 +119,7 @@ class PlainCNN(nn.Module):
         self.register_load_state_dict_pre_hook(_rename_old_classifier)
 
     def features(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch feature_dim"]:
-        """Map images to features, also if the network has a classifier."""
+        """Map images to features, without the classifier."""
         return self.feature_activation(self.feature(self.stages(images).flatten(1)))
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch outputs"]:

@@ -167,7 +167,7 @@ class ResNet(nn.Module):
         he_normal_(self)
 
     def features(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch feature_dim"]:
-        """Map images to features, also if the network has a classifier."""
+        """Map images to features, without the classifier."""
         return self.units(self.stem(images)).mean((2, 3))
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch outputs"]:

@@ -32,7 +32,7 @@ def escape(words: object) -> str:
 
 
 def prose(words: str) -> str:
-    """Escape a paragraph for HTML and show what is between backticks as code.
+    """Escape a paragraph for HTML and show text between backticks as code.
 
     >>> prose("call `head(x, y)` & wait")
     'call <code>head(x, y)</code> &amp; wait'

@@ -563,6 +563,7 @@ def _thinned(indices: NDArray, y: NDArray) -> NDArray:
 
 
 def _line_notes(series: Sequence[Series], is_banded: bool, log_y: bool) -> list[str]:
+    """Return notes on bands, omitted values and thinned curves; those that do not apply are empty."""
     seeds = sorted({len(curve.rows) for curve in series if len(curve.rows) > 1})
     over_seeds = f"over {'–'.join(map(str, seeds))} seeds." if seeds else ""
     gaps = sum(int((~np.isfinite(curve.rows)).sum()) for curve in series)

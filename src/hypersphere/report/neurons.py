@@ -43,7 +43,7 @@ def verdict(layer: LayerInspection) -> str:
 
 
 def layer_table(inspection: Inspection) -> Table:
-    """Return one short row per layer: its verdict and the numbers that say how evenly its neurons are spread."""
+    """Return a table with one row per layer: its verdict, and measures of how evenly its neurons are spread."""
     names = ["layer", "neurons", "verdict", "energy factor", "half-space factor", "nearest", "rank"]
     return _table("Neurons per layer", inspection, names, _caption(inspection))
 

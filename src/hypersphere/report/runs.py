@@ -287,6 +287,7 @@ def _same_data(groups: Groups) -> bool:
 
 
 def _lead(runs: Sequence[RunResult]) -> str:
+    """Return the first sentence of a page: networks, training data and accuracy."""
     data = sorted({format_setting(run.settings.get("data", "")) for run in runs})
     if len(data) > 1:
         return f"{pluralize(len(runs), 'run')} on {join_words(data)}."
@@ -323,6 +324,7 @@ def _differences(runs: Mapping[str, RunResult]) -> list[Table]:
 
 
 def _training_tab(groups: Groups) -> Stack:
+    """Return the curves of losses, metrics and the learning rate, and the energies during training."""
     lines = [line for runs in groups.values() for run in runs for line in run.metrics]
     logged = dict.fromkeys(
         key

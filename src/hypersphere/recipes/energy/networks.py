@@ -152,7 +152,7 @@ FORMS = energy_recipe(
 
 # --- table 5.4 and figure 5.3
 
-# By column of the source: whether the hidden layers and the output layer have an energy.
+# For each column of the source: 1 if the hidden layers have an energy, and 1 if the output layer has one.
 _PLACES = {"O only (H no, O yes)": (0, 1), "H only (H yes, O no)": (1, 0), "H and O": (1, 1)}
 
 

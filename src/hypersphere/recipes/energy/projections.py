@@ -10,7 +10,7 @@ from hypersphere.recipes.recipe import Claim, Place, Row, cells
 __all__ = ["PROJECTIONS"]
 
 _LEARNED = "projection learned with the network"
-_NEVER = 10**9  # steps between two draws of the projections; no run has so many
+_NEVER = 10**9  # steps between two draws of the projections, more than any run has
 _KINDS: dict[str, dict[str, Any]] = {
     "RP-CoMHE": {"name": "random"},
     "AP-CoMHE (alter.)": {"name": "angle_preserving", "method": "alternating"},

@@ -123,6 +123,7 @@ _LOSS_GRIDS: dict[str, dict[str, list[Any]]] = {
 
 
 def _loss_row(name: str) -> Row:
+    """Return the row of a loss, with the numbers of tables 2.9 and 2.10, or of table 5.10 if it is only there."""
     in_megaface, in_energy, patch = _LOSSES[name]
     printed: dict[str, Any] = {"accuracy": ("T5.10", in_energy, "LFW"), "rank1": ("T5.10", in_energy, "MegaFace")}
     if in_megaface is not None:
@@ -167,6 +168,7 @@ _UNITS = {4: [0, 0, 0, 0], 10: [0, 1, 2, 0], 20: [1, 2, 4, 1], 36: [2, 4, 8, 2],
 
 
 def _depth_rows(depth: int) -> list[Row]:
+    """Return the rows of softmax and A-Softmax for a depth, with the numbers that figure 2.11 and table A.2 print."""
     networks: dict[str, dict[str, Any]] = {
         "paper": {"model": f"sphereface{depth}"},
         "cpu": {"model": {"units": _UNITS[depth]}},
