@@ -15,7 +15,7 @@ from hypersphere._validation import require
 from hypersphere.data._files import DamagedData, MissingData, is_count, read_text
 from hypersphere.data.containers import Indices, require_tensor, to_positions
 
-MAX_FOLD_DIGITS = 6  # code loops over folds up to the largest number, so it is bounded
+MAX_FOLD_DIGITS = 6  # evaluation loops over all folds up to the largest number, so it is bounded
 LFW_PAIRS = 3000  # pairs of each kind in View 2 of LFW
 MAX_ITEMS_TO_ENUMERATE = 2000  # draw_pairs lists all pairs of up to this number of items: 2 million
 CLASSES_PER_FOLD = 2  # draw_possible_pairs draws folds only if each can have this number of classes with two items
@@ -212,7 +212,7 @@ def draw_all_class_pairs(labels: Int[Tensor, " items"], count: int | None = None
 
     Args:
         labels: integers (N,).
-        count: number of same and of different pairs; by default 3,000, as in View 2 of LFW, or fewer if there are.
+        count: number of same and of different pairs; by default 3,000, as in LFW, or all if there are fewer.
         seed: seed of the random draw.
 
     Example:

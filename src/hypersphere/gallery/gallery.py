@@ -117,7 +117,7 @@ class Gallery:
             embedding, and may miss some matches. They are built at the first search of at least 2048 embeddings.
         fingerprint: identifies the model of the embeddings, see `fingerprint_of`. None if unknown.
         keep_full: also keep the embeddings in float32. The compact embeddings then select about 4k candidates, and
-            their scores are computed in float32. After `load` the float32 embeddings are memory-mapped.
+            their scores are those of the float32 embeddings, which are memory-mapped after `load`.
 
     Example:
         >>> gallery = Gallery(3)
@@ -164,7 +164,7 @@ class Gallery:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # Locks and faiss indexes cannot be pickled. A copy rebuilds its index at the first search.
+        # A copy gets its own lock, and rebuilds an approximate index at its first search.
         return {name: value for name, value in vars(self).items() if name not in ("_lock", "_approximate")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
