@@ -181,8 +181,8 @@ def _coarse_pass(rows: Rows, x: Tensor) -> _CoarsePass | None:
 
 def _few_queries(rows: Rows, x: Tensor) -> _CoarsePass | None:
     """Return a pass with queries in bfloat16."""
-    # A private function of torch for quantised language models, which some versions lack. It reads up to 16 entries at a
-    # time and checks neither bounds nor alignment.
+    # A private function of torch for quantised language models, which some versions lack. It reads up to 16 entries at
+    # a time and checks neither bounds nor alignment.
     product = getattr(torch, "_weight_int8pack_mm", None)
     if product is None or rows.dim % 16 or any(block["values"].data_ptr() % 16 for block in rows.blocks):
         return None
