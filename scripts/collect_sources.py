@@ -3,12 +3,13 @@
     python scripts/collect_sources.py FOLDER
 
 FOLDER contains `ids.txt` (one identifier and its kind per line) and one YAML file per part of the library, in which
-each entry has an identifier, its place in the source, its columns and its rows.
+each entry has an identifier, its columns and its rows.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import yaml
 
 TARGET = Path(__file__).parent.parent / "src/hypersphere/recipes/sources.json"
 PARTS = ("objectives", "architectures", "energy", "rotation")
+IDENTIFIER = re.compile(r"[A-Z][A-Z-]*[\d.]+[a-z]?(?= |$)")  # such as T2.8, O-T10 or F3.3a; a remark may follow it
 
 
 def collect(folder: Path) -> dict[str, Any]:
@@ -40,11 +42,10 @@ def _entry(kind: str, entry: dict[str, Any]) -> dict[str, Any]:
     kept = {
         "part": entry["part"],
         "kind": kind,
-        "where": str(entry["where"]),
         "metric": str(metric.get("name", "")) if isinstance(metric, dict) else str(metric),
         "columns": columns,
         "rows": rows,
-        "same_as": [str(name) for name in entry.get("same_as") or []],
+        "same_as": [name[0] for text in entry.get("same_as") or [] if (name := IDENTIFIER.match(str(text)))],
     }
     return {key: value for key, value in kept.items() if value}
 

@@ -46,7 +46,7 @@ class Processes:
 
     @property
     def rank(self) -> int:
-        """The number of this process."""
+        """The rank of this process, from 0."""
         return dist.get_rank(self.group) if self._is_connected else 0
 
     @property
@@ -69,7 +69,7 @@ class Processes:
 
         Args:
             terms: (B, T) the terms of this process for the samples of all processes.
-            across: reduces the first term over processes, (n, R) → (n,). The other terms are summed.
+            across: a function that reduces the first term over R processes, (n, R) → (n,). The other terms are summed.
             part_derivative: d(reduced first term)/d(first term of one process), given that term and the reduced one;
                 None if it is 1.
         """
@@ -186,7 +186,7 @@ class Processes:
 
     @contextlib.contextmanager
     def _explain_failure(self, action: str) -> Iterator[None]:
-        """Turn the error of a failed collective into a message that says what it means."""
+        """Replace the error of a failed collective by one that says what happened."""
         try:
             yield
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Atomic file writing: after a kill or a power cut, a file is either complete or absent. Checksums of files."""
+"""Atomic file writing (after a kill or a power cut, a file is either complete or absent), and checksums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = ["MARK", "creating", "file_summary", "flush", "make_folder", "replacing", "strict_json"]
 
-MARK = "written by hypersphere"  # in files that commands write, so that they replace no others
+MARK = "written by hypersphere"  # commands replace an existing file only if it contains this mark
 
 
 @contextmanager
@@ -40,10 +40,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def creating(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; it becomes `path` at the end unless that has been created in the meantime.
+    """Yield a temporary path to write to; at the end it is renamed to `path`, which must still not exist.
 
     Raises:
-        FileExistsError: if `path` exists; it is not changed.
+        FileExistsError: `path` exists. It is not changed.
     """
     with _draft(path) as draft:
         yield draft

@@ -44,7 +44,7 @@ _NOT_A_CLASSIFIER: tuple[type[nn.Module], ...] = (
     nn.TransformerEncoder,
     nn.TransformerEncoderLayer,
 )
-# torch modules whose parameters are no neurons, and usually get no weight decay.
+# torch modules whose parameters are not neurons and usually get no weight decay.
 NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
@@ -575,8 +575,8 @@ def layers_of(
         where: a function of name and module; modules for which it returns False are skipped.
         per_head: split q, k and v of `nn.MultiheadAttention` into one group per attention head.
         local_classes: include heads whose class vectors are distributed over processes, with the class vectors of this
-            process. By default they are skipped, because an energy or a rotation of a part would be wrong. What treats
-            each neuron separately, such as a projection to norm 1, can use them.
+            process. By default they are skipped, because the energy or rotation of only some class vectors would be
+            wrong. Operations on single neurons, such as a projection to norm 1, can include them.
 
     Returns:
         A sequence of `NeuronLayer` with the attributes `skipped` and `note`.
@@ -614,8 +614,8 @@ def _with_role(layer: NeuronLayer, outputs: set[str], output_layer: object) -> N
 
 
 def _named_outputs(output_layer: str | Sequence[str] | None, layers: Sequence[NeuronLayer]) -> set[str]:
-    is_known = output_layer is None or isinstance(output_layer, (str, Iterable))
-    require(is_known, "output_layer", "'auto', None, a name or several names", output_layer)
+    is_accepted = output_layer is None or isinstance(output_layer, (str, Iterable))
+    require(is_accepted, "output_layer", "'auto', None, a name or several names", output_layer)
     names = set() if output_layer is None else {output_layer} if isinstance(output_layer, str) else set(output_layer)
     accepted = ", ".join(repr(layer.name) for layer in layers)
     for name in names:
@@ -650,7 +650,7 @@ def _layers_of_module(
     skipped: list[SkippedLayer] = []
     handled: set[int] = set()  # identities of weights that are selected or already reported as skipped
     distributed = {} if local_classes else _distributed_heads(model)
-    # Evaluates each parametrisation once and keeps the weight, so that its identity is unique.
+    # `cached` evaluates each parametrisation once, so that its weight is one object with one identity.
     with parametrize.cached():
         for path, module in _modules_owners_first(model):
             recognized = (recognize(module, per_head) for recognize in _RECOGNIZERS)
@@ -777,7 +777,7 @@ def _recognize_outputs(model: nn.Module, layers: Sequence[NeuronLayer]) -> tuple
     if heads:
         return heads, None
     # Only the complete weight of a linear layer can be a classifier: no slice of a fused weight, no gate, and no 1×1
-    # convolution, which has one kernel position but is no linear layer.
+    # convolution, which has one kernel position but is not a linear layer.
     linear = [
         layer
         for layer in layers

@@ -9,12 +9,12 @@ __all__ = ["NotebookResult"]
 
 
 class NotebookResult:
-    """Gives a result the method with which notebooks display it, in a frame whose styles cannot reach the notebook."""
+    """Base of results that a notebook displays as a page, in a frame that isolates its styles from the notebook."""
 
     def _repr_html_(self) -> str:
         return self._report().result_page(self)._repr_html_()
 
     @staticmethod
     def _report() -> Any:
-        # Imported by name at the first use: the package that draws pages builds on the packages of the results.
+        # Imported at the first use, because the package `report` imports the packages that define results.
         return importlib.import_module("hypersphere.report")

@@ -1,8 +1,8 @@
 r"""Numerical functions shared by all packages: dtype conversion, tolerances, scaling against overflow.
 
 Tolerances that depend on the dtype are defined here, together with the reason for their size. Constants of a single
-algorithm, such as the number of its steps, are next to the algorithm.
-Half precision (float16 and bfloat16) is always computed in float32, so most tolerances treat it as float32.
+algorithm, such as the number of its steps, are next to the algorithm. Half precision (float16 and bfloat16) is always
+computed in float32, so most tolerances treat it as float32.
 
 Predicates decide what code may do with values and gradients. Each returns True only in the situations listed:
 
@@ -175,7 +175,7 @@ def all_on_cpu(*tensors: Tensor) -> bool:
 def custom_backward_allowed(*tensors: Tensor) -> bool:
     """Return True if an explicit backward pass may replace ordinary operations on these tensors.
 
-    It may in ordinary eager mode. Compilation, export, `torch.jit.trace`, `torch.func` transforms and forward-mode
+    This is so in ordinary eager mode. Compilation, export, `torch.jit.trace`, `torch.func` transforms and forward-mode
     differentiation need ordinary operations, and tensors on the meta device have no values to choose an algorithm by.
     """
     if is_tracing() or forward_ad._current_level >= 0:
@@ -197,8 +197,8 @@ def on_accelerator(x: Tensor) -> bool:
 def can_update_state(x: Tensor) -> bool:
     """Return True if a buffer may be updated from `x`.
 
-    It may not in inference mode, inside a `torch.func` transform, and when activation checkpointing repeats a forward
-    pass that has already updated the buffer.
+    It returns False in inference mode, inside a `torch.func` transform, and when activation checkpointing repeats a
+    forward pass that has already updated the buffer.
     """
     if torch.compiler.is_compiling():
         return True  # the calls below cannot be traced; the compiler turns updates of buffers into outputs
@@ -337,13 +337,13 @@ def safe_norm_bounds(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def norms_in_bounds(norms: Tensor) -> bool:
-    """Return True if all norms are inside `safe_norm_bounds`, which waits for the device.
+    """Return True if all norms are inside `safe_norm_bounds`, False if one is zero or not finite.
 
-    It is False if a norm is zero or not finite.
+    The host waits for the device.
     """
-    least, most = safe_norm_bounds(norms.dtype)
-    low, high = torch.aminmax(norms.detach())
-    return bool((low > least) & (high < most))
+    low, high = safe_norm_bounds(norms.dtype)
+    smallest, largest = torch.aminmax(norms.detach())
+    return bool((smallest > low) & (largest < high))
 
 
 def unit_scale(peak: Tensor) -> Tensor:
@@ -430,7 +430,7 @@ def cotangent(c: Tensor) -> Tensor:
 def cosecant(c: Tensor) -> Tensor:
     r"""Return 1/sin θ = 1/√(1−c²), and zero at and beyond the poles, where `sphere.angle` has a zero gradient.
 
-    It has few passes over memory, for large blocks. `angle_derivative` is more accurate near the poles.
+    It needs few passes over memory, which is fast for large blocks. `angle_derivative` is more accurate near the poles.
 
     >>> cosecant(torch.tensor([0.6, 0.0, 1.0]))
     tensor([1.2500, 1.0000, 0.0000])
@@ -450,5 +450,5 @@ def evenly_spaced(count: int, most: int) -> Tensor:
     >>> evenly_spaced(7, 3).tolist()
     [0, 3, 6]
     """
-    # In float64: the last index would be rounded up beyond the last row in float32 if there are more than 2²⁴ rows.
+    # Float32 would round the last index beyond the last row if there are more than 2²⁴ rows.
     return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).long()

@@ -15,7 +15,7 @@ __all__ = ["commit_of", "made_with", "versions"]
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions and the number of threads, on which the bits of a result depend."""
+    """Return the versions and the number of threads. Results are bit-identical only if these are the same."""
     return {
         "hypersphere": importlib.import_module("hypersphere").__version__,  # the package itself is in a higher layer
         "python": platform.python_version(),
@@ -36,7 +36,7 @@ def made_with() -> dict[str, Any]:
 
 
 def commit_of(file: Path) -> str | None:
-    """Return the commit of the checkout of a file, marked if its folder has changes; None without a checkout."""
+    """Return the git commit of a file, with "+changes" if its folder has changes; None if it is not in a repository."""
 
     def git(*words: str) -> str | None:
         command = ["git", *words]
@@ -46,7 +46,7 @@ def commit_of(file: Path) -> str | None:
             return None
         return done.stdout.strip()
 
-    if git("ls-files", "--error-unmatch", file.name) is None:  # for example installed inside an unrelated checkout
+    if git("ls-files", "--error-unmatch", file.name) is None:  # for example installed inside an unrelated repository
         return None
     commit = git("rev-parse", "--short=12", "HEAD")
     return commit and commit + ("+changes" if git("status", "--porcelain", "--", str(file.parent)) else "")

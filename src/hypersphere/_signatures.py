@@ -19,11 +19,15 @@ Decorated = TypeVar("Decorated", bound=Function)
 def named_parameters(function: Function) -> dict[str, Parameter]:
     """Return the parameters of a function except `*arguments` and `**options`."""
     parameters = inspect.signature(function).parameters
-    return {key: one for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    return {
+        key: parameter
+        for key, parameter in parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
 
 
 def accept_options_of(*others: Function, only: Collection[str] | None = None) -> Callable[[Decorated], Decorated]:
-    """Decorate a function with `**options` that it passes on to `others`: their parameters appear in its signature.
+    """Decorate a function that passes its `**options` on to `others`: their parameters appear in its signature.
 
     An unknown option raises a `TypeError` that names the decorated function and suggests the nearest option.
 
@@ -41,9 +45,9 @@ def accept_options_of(*others: Function, only: Collection[str] | None = None) ->
     def decorate(function: Decorated) -> Decorated:
         parameters = named_parameters(function)
         for other in others:
-            for key, one in named_parameters(other).items():
+            for key, parameter in named_parameters(other).items():
                 if only is None or key in only:
-                    parameters.setdefault(key, one.replace(kind=one.KEYWORD_ONLY))
+                    parameters.setdefault(key, parameter.replace(kind=parameter.KEYWORD_ONLY))
 
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
@@ -52,7 +56,7 @@ def accept_options_of(*others: Function, only: Collection[str] | None = None) ->
                 raise TypeError(f"{owner} has no option {name!r}{nearest_name(name, parameters)}")
             return function(*arguments, **options)
 
-        ordered = sorted(parameters.values(), key=lambda one: one.kind)
+        ordered = sorted(parameters.values(), key=lambda parameter: parameter.kind)
         call.__signature__ = inspect.signature(function).replace(parameters=ordered)  # type: ignore[attr-defined]
         return cast(Decorated, call)
 

@@ -28,7 +28,7 @@ from torch import Tensor
 __all__ = ["Rows", "StoredTensor", "TensorFiles", "flatten", "unflatten", "write_tensors"]
 
 ACCEPTED = "tensors, numbers, text, None, or lists, tuples and dictionaries of them"
-_TAG = "$"  # marks a JSON object that stands for something that JSON does not have
+_TAG = "$"  # key of a JSON object that represents a type that JSON lacks; its value is the name of the type
 _PLAIN = (type(None), bool, str)
 _SEQUENCES: dict[str, Callable[..., Any]] = {"tuple": tuple, "Size": torch.Size}
 _MAPPINGS: dict[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
@@ -79,7 +79,7 @@ def flatten(
     """
     tensors: dict[str, StoredTensor] = {}
 
-    def flat(value: Any, name: str, path: tuple[str, ...]) -> Any:
+    def flatten_value(value: Any, name: str, path: tuple[str, ...]) -> Any:
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -88,24 +88,24 @@ def flatten(
         if isinstance(value, numbers.Integral):
             return int(value)
         if isinstance(value, Tensor):
-            return flat_tensor(value, name, path)
+            return flatten_tensor(value, name, path)
         if kind in (list, *_SEQUENCES.values()):
-            items = [flat(item, f"{name}[{at}]", (*path, str(at))) for at, item in enumerate(value)]
+            items = [flatten_value(item, f"{name}[{at}]", (*path, str(at))) for at, item in enumerate(value)]
             return items if kind is list else {_TAG: kind.__name__, "items": items}
         if kind is bytes:
             return {_TAG: "bytes", "base64": base64.b64encode(value).decode("ascii")}
         if kind in (torch.dtype, torch.device):
             return {_TAG: kind.__name__, "name": str(value).removeprefix("torch.")}
         if isinstance(value, Mapping):
-            keys = [flat(key, f"a key of {name}", ()) for key in value]
-            items = [flat(item, f"{name}[{key!r}]", (*path, str(key))) for key, item in value.items()]
+            keys = [flatten_value(key, f"a key of {name}", ()) for key in value]
+            items = [flatten_value(item, f"{name}[{key!r}]", (*path, str(key))) for key, item in value.items()]
             kind_name = kind.__name__ if kind in _MAPPINGS.values() else "dict"
             if kind_name == "dict" and all(type(key) is str and key != _TAG for key in keys):
                 return dict(zip(keys, items, strict=True))
             return {_TAG: kind_name, "items": [list(pair) for pair in zip(keys, items, strict=True)]}
         raise ValueError(f"{name} must be {ACCEPTED}, not {kind.__name__}")
 
-    def flat_tensor(value: Tensor, name: str, path: tuple[str, ...]) -> Any:
+    def flatten_tensor(value: Tensor, name: str, path: tuple[str, ...]) -> Any:
         key = ".".join(path)
         stored = local_part(key, value.detach())
         tensor = stored.tensor
@@ -115,26 +115,26 @@ def flatten(
             raise ValueError(f"{name} must be a dense tensor, not {tensor.layout} of {tensor.dtype}")
         while key in tensors:  # the keys 1 and "1" of a dictionary have the same path
             key += "'"
-        mark: dict[str, Any] = {_TAG: "tensor", "key": key}
+        reference: dict[str, Any] = {_TAG: "tensor", "key": key}
         if tensor.is_complex():
-            mark["complex"] = True
+            reference["complex"] = True
             tensor = torch.view_as_real(tensor.resolve_conj())
         # safetensors stores contiguous tensors, so dimensions are sorted by decreasing stride, and sorted back later.
         order = sorted(range(tensor.ndim), key=lambda dim: tensor.stride()[dim], reverse=True)
         if keep_strides and stored.rows is None and order != list(range(tensor.ndim)):
-            mark["order"] = order
+            reference["order"] = order
             tensor = tensor.permute(order)
         tensors[key] = StoredTensor(tensor, stored.rows)
-        return mark
+        return reference
 
-    return flat(value, name, ()), tensors
+    return flatten_value(value, name, ()), tensors
 
 
 def unflatten(skeleton: Any, read: Callable[[str], Tensor]) -> Any:
     """Return the state with this skeleton; `read` returns the tensor of a path.
 
     Raises:
-        ValueError: if the skeleton is not one.
+        ValueError: the skeleton is invalid.
     """
     if isinstance(skeleton, list):
         return [unflatten(item, read) for item in skeleton]
@@ -160,19 +160,20 @@ def unflatten(skeleton: Any, read: Callable[[str], Tensor]) -> Any:
     if kind in _MAPPINGS:
         pairs = [(unflatten(key, read), unflatten(item, read)) for key, item in skeleton["items"]]
         return _MAPPINGS[kind](dict(pairs))
-    raise ValueError(f"a state has no part of the kind {kind!r}")
+    raise ValueError(f"skeleton must contain only known types, not {kind!r}")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors to a safetensors file; its header records the rows of divided ones."""
+    """Write tensors to a safetensors file, whose header records which rows of divided tensors it holds."""
     content: dict[str, Tensor] = {}
     written: set[int] = set()
     for name, stored in tensors.items():
         tensor = stored.tensor.detach().cpu().contiguous()
         memory = tensor.untyped_storage()
-        # Tied tensors are stored under each of their names, and views without the rest of their storage.
-        shares = memory.data_ptr() in written or memory.nbytes() != tensor.nbytes
-        content[name] = tensor.clone() if shares else tensor
+        # safetensors rejects tensors that share memory. Tied tensors are stored once per name, and views are copied
+        # without the rest of their storage.
+        needs_copy = memory.data_ptr() in written or memory.nbytes() != tensor.nbytes
+        content[name] = tensor.clone() if needs_copy else tensor
         written.add(content[name].untyped_storage().data_ptr())
     rows = {name: [stored.rows.start, stored.rows.total] for name, stored in tensors.items() if stored.rows is not None}
     save_file(content, path, {"format": "pt", "rows": json.dumps(rows)})
@@ -188,7 +189,7 @@ class TensorFiles:
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._pieces: dict[str, list[tuple[int, int, Path]]] = {}  # first row, end, file; an undivided tensor is one
+        self._pieces: dict[str, list[tuple[int, int, Path]]] = {}  # (first row, end, file) of each piece
         self._shapes: dict[str, tuple[int, ...]] = {}
         for path in paths:
             with safe_open(path, framework="pt") as file:
@@ -224,9 +225,9 @@ class TensorFiles:
             first, last = (start, end) if rows is None else (max(start, rows.start), min(end, rows.stop))
             if rows is None or first < last:
                 with safe_open(path, framework="pt") as file:
-                    is_all = (first, last) == (start, end)
+                    is_complete = (first, last) == (start, end)
                     rows_of_file = slice(first - start, last - start)
-                    parts.append(file.get_tensor(name) if is_all else file.get_slice(name)[rows_of_file])
+                    parts.append(file.get_tensor(name) if is_complete else file.get_slice(name)[rows_of_file])
         if not parts:  # a process may hold no rows; the first piece has the dtype
             with safe_open(self._pieces[name][0][2], framework="pt") as file:
                 return file.get_slice(name)[:0]

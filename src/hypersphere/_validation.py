@@ -1,7 +1,7 @@
 """Argument checks. A failed check raises a one-sentence `ValueError` that names the argument and its value.
 
-`printable` makes names of files and classes safe to print. `warn_user` gives warnings that point to the line of the
-user. `guard_save_pretrained` refuses to save what would not load again.
+`printable` makes names of files and classes safe to print. `warn_user` issues warnings that point to the user's line.
+`guard_save_pretrained` refuses to save models that would not load again.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def require(condition: bool, argument: str, accepted: str, value: object) -> Non
     ValueError: m must be a number >= 1, not 0.5
     """
     if not condition:
-        raise ValueError(f"{argument} must be {accepted}, not {_shown(value)}")
+        raise ValueError(f"{argument} must be {accepted}, not {_shortened_repr(value)}")
 
 
-def _shown(value: object) -> str:
+def _shortened_repr(value: object) -> str:
     text = repr(value)
     half = LONGEST_VALUE // 2
     return text if len(text) <= LONGEST_VALUE else f"{text[:half]}…{text[1 - half :]}"
@@ -72,11 +72,11 @@ def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) 
     names = ", ".join(repr(name) for name in menu)
     near = nearest_name(choice, menu) if isinstance(choice, str) else ""
     accepted = f"one of {names}, an instance of those classes or a callable"
-    raise ValueError(f"{argument} must be {accepted}, not {_shown(choice)}{near}")
+    raise ValueError(f"{argument} must be {accepted}, not {_shortened_repr(choice)}{near}")
 
 
 def nearest_name(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
-    """Return the end of a message about an unknown name: a question that suggests the most similar known one.
+    """Return the end of a message about an unknown name: "; did you mean …?" with the most similar known one, or "".
 
     Args:
         name: the unknown name.
@@ -89,10 +89,10 @@ def nearest_name(name: str, known: Iterable[str], synonyms: Mapping[str, str] | 
         >>> nearest_name("CosFace", ["arcface", "am_softmax"], {"cosface": "am_softmax"})
         '; did you mean am_softmax?'
     """
-    meant = {one.lower(): one for one in known}
-    meant |= {other: one for other, one in (synonyms or {}).items() if one in meant}
-    close = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.7)
-    return f"; did you mean {meant[close[0]]}?" if close else ""
+    suggestions = {entry.lower(): entry for entry in known}
+    suggestions |= {synonym: entry for synonym, entry in (synonyms or {}).items() if entry in suggestions}
+    close = difflib.get_close_matches(name.lower(), list(suggestions), n=1, cutoff=0.7)
+    return f"; did you mean {suggestions[close[0]]}?" if close else ""
 
 
 def printable(text: str) -> str:
@@ -141,8 +141,8 @@ def is_integer(value: object, low: float, high: float = math.inf) -> bool:
 
 def require_betas(betas: object) -> None:
     """Raise a `ValueError` unless the argument `betas` of an optimiser is two numbers in [0, 1)."""
-    two = isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_number(b, 0) and b < 1 for b in betas)
-    require(two, "betas", "two numbers in [0, 1)", betas)
+    are_betas = isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_number(b, 0) and b < 1 for b in betas)
+    require(are_betas, "betas", "two numbers in [0, 1)", betas)
 
 
 def require_package(module: str, package: str, extra: str) -> Any:
@@ -163,7 +163,7 @@ def require_package(module: str, package: str, extra: str) -> Any:
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Give a warning that points to the first line of the call stack outside of this library and of torch."""
+    """Issue a warning that points to the innermost line of the call stack outside of this library and of torch."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hypersphere.", "torch.")):
         level, frame = level + 1, frame.f_back

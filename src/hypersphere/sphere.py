@@ -121,8 +121,8 @@ def cosines(x: Float[Tensor, "*#batch rows dim"], w: Float[Tensor, "*#batch colu
     """
     with autocast_disabled(x):
         x_hat, w_hat = polar(x)[1], polar(w)[1]
-        wide = torch.promote_types(x_hat.dtype, w_hat.dtype)
-        c = x_hat.to(wide) @ w_hat.to(wide).mT
+        dtype = torch.promote_types(x_hat.dtype, w_hat.dtype)
+        c = x_hat.to(dtype) @ w_hat.to(dtype).mT
     return c.to(torch.promote_types(x.dtype, w.dtype))
 
 

@@ -46,7 +46,7 @@ def test_angular_fisher_score_rejects_invalid_arguments():
         ((x, y[:3]), "60 integers"),
         ((x, y * 0), "at least two classes"),
         ((x[:0], y[:0]), "non-empty"),
-        ((x[:3], [0, 1, 2]), "labels must be labels of which at least one occurs twice"),
+        ((x[:3], [0, 1, 2]), "labels must contain a class with two or more samples"),
     ):
         with pytest.raises(ValueError, match=message):
             angular_fisher_score(*arguments)

@@ -137,7 +137,9 @@ def test_calibration_threshold_at_far_with_quality_keeps_the_rate():
 
 def test_calibration_threshold_warns_if_the_rate_is_not_resolved():
     calibration = Calibration.fit([0.1, 0.6, 0.4, 0.9], [0, 0, 1, 1])
-    with pytest.warns(UserWarning, match=r"2 different pairs are too few for a FAR of 0.001; they resolve 1/2"):
+    with pytest.warns(
+        UserWarning, match=r"2 different pairs are too few for a FAR of 0.001; the lowest they resolve is 1/2"
+    ):
         assert calibration.threshold(far=1e-3, samples=5).value == 0.9
 
 

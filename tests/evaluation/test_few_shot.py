@@ -32,7 +32,9 @@ def test_draw_episodes_skips_small_classes_and_needs_enough_of_them():
     labels = [0] * 6 + [1] * 6 + [2] * 5
     drawn = draw_episodes(labels, ways=2, shots=2, queries=4, episodes=5)
     assert int(drawn.queries.max()) < 12
-    with pytest.raises(ValueError, match="labels must be at least 3 classes of 6 or more examples, not 2"):
+    with pytest.raises(
+        ValueError, match=r"labels must contain at least 3 classes with 6 or more examples .* but has 2"
+    ):
         draw_episodes(labels, ways=3, shots=2, queries=4)
 
 

@@ -252,7 +252,7 @@ def test_landscape_directions_of_rotations_have_the_norm_of_the_rotation():
         ({"points": 2.5}, "points must be an integer >= 2"),
         ({"directions": "sphere"}, "directions must be one of 'normal', 'uniform', not 'sphere'"),
         ({"normalize": "rows"}, "normalize must be 'filter', 'layer' or None, not 'rows'"),
-        ({"only": lambda name, p: False}, "model must have trainable parameters"),
+        ({"only": lambda name, p: False}, "model must have a trainable parameter"),
     ],
 )
 def test_landscape_rejects_invalid_options(options, message):
@@ -266,8 +266,8 @@ def test_landscape_rejects_invalid_options(options, message):
         (nn.Linear(3, 2), 3, "measure must be a callable without arguments, not 3"),
         (nn.Linear(3, 2), lambda: None, "measure must be a function that returns one number"),
         (nn.Linear(3, 2), lambda: torch.ones(3), "measure must be a function that returns one number"),
-        (3, lambda: 1.0, "model must be a module or several, not 'int'"),
-        (nn.Linear(3, 2).parameters(), lambda: 1.0, "model must be a module or several"),
+        (3, lambda: 1.0, "model must be a module or several modules, not 'int'"),
+        (nn.Linear(3, 2).parameters(), lambda: 1.0, "model must be a module or several modules"),
     ],
 )
 def test_landscape_rejects_invalid_models_and_measures(model, measure, message):

@@ -67,7 +67,7 @@ def test_rank_mates_counts_a_tie_against_the_mate():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"labels": [0, 1, 2]}, "labels must be labels of which at least one occurs twice"),
+        ({"labels": [0, 1, 2]}, "labels must contain a person with two or more images"),
         ({"sizes": [0]}, r"sizes must be integers in 1\.\.4, the number of distractors"),
         ({"sizes": [5]}, r"sizes must be integers in 1\.\.4"),
         ({"sizes": [2.7]}, r"sizes must be integers in 1\.\.4"),

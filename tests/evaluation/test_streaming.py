@@ -134,8 +134,8 @@ def test_verify_blocks_reads_functions_and_lists_but_no_generators():
     ("blocks", "rates", "message"),
     [
         ([], [0.1], "blocks must contain at least one score"),
-        ([([0.1, 0.2], [1, 1])], [0.1], r"at least one is negative \(different\), not '2 others'"),
-        ([([0.1, 0.2], [0, 0])], [0.1], r"at least one is positive \(same\)"),
+        ([([0.1, 0.2], [1, 1])], [0.1], r"at least one negative \(different\) pair, but none of 2 is"),
+        ([([0.1, 0.2], [0, 0])], [0.1], r"at least one positive \(same\) pair"),
         ([([0.1, math.nan], [0, 1])], [0.1], "blocks must be finite, but row 1 is not"),
         ([([0.1, 0.2], [0, 1, 1])], [0.1], r"real scores and flags of equal shape, not '\(2,\) and \(3,\)'"),
         ([([0.1, 0.2], [0, 2])], [0.1], "flags that are booleans or 0 and 1"),

@@ -114,7 +114,7 @@ def test_weighted_gradients_survive_a_deep_copy_and_end_together():
         module(x).square().sum().backward()
         torch.testing.assert_close(module[0].weight.grad, expected)
         module.zero_grad()
-    with pytest.raises(ValueError, match="one whose gradients are not weighted already"):
+    with pytest.raises(ValueError, match="a model whose gradients are not weighted yet"):
         WeightedGradients(model)
     weighted.remove()
     for module in (model, twin):

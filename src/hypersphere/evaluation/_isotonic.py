@@ -13,7 +13,7 @@ __all__ = ["IsotonicBlocks", "IsotonicMap", "pool_adjacent_violators"]
 
 @dataclass(frozen=True, eq=False)
 class IsotonicBlocks:
-    """Consecutive ranges of scores with a strictly rising fraction of same pairs.
+    """Consecutive ranges of scores with a strictly increasing fraction of same pairs.
 
     Attributes:
         low, high: the lowest and the highest score of each block, ascending.
@@ -34,7 +34,7 @@ class IsotonicBlocks:
 def pool_adjacent_violators(
     scores: Float[Tensor, " pairs"], same: Tensor, weights: Tensor | None = None
 ) -> IsotonicBlocks:
-    """Return the blocks of the rising step function that is closest to the labels in least squares.
+    """Return the blocks of the non-decreasing step function that is closest to the labels in least squares.
 
     The same blocks maximise the likelihood, and their ends are the corners of the convex hull of the ROC curve (Fawcett
     and Niculescu-Mizil, PAV and the ROC convex hull, Machine Learning 2007). Tied scores share a block.
@@ -65,7 +65,7 @@ def pool_adjacent_violators(
         starts[1:] = fractions[1:] > fractions[:-1]
         if bool(starts.all()):
             return IsotonicBlocks(low, high, positives, counts - positives)
-        # The result of PAV does not depend on the order of pooling, so all runs that do not rise are pooled at once.
+        # The result of PAV does not depend on the order of pooling, so all non-increasing runs are pooled at once.
         block = starts.cumsum(0) - 1
         low, high = low[starts], high[torch.cat([starts[1:], starts.new_ones(1)])]
         counts, positives = (
@@ -93,9 +93,9 @@ class IsotonicMap:
         """Fit the map. Neither the blocks nor their ratios depend on the prior."""
         blocks = pool_adjacent_violators(scores, same, weights)
         positives, negatives = blocks.same.sum(), blocks.different.sum()
-        # Fractions of 0 and 1 would give infinite ratios. All other fractions are inside of these bounds.
-        least = float(1 / (positives + negatives + 2))
-        fractions = (blocks.same / (blocks.same + blocks.different)).clamp(least, 1 - least)
+        # Fractions of 0 and 1 would give infinite ratios. All other fractions are within these bounds.
+        lowest = float(1 / (positives + negatives + 2))
+        fractions = (blocks.same / (blocks.same + blocks.different)).clamp(lowest, 1 - lowest)
         odds = float((positives / negatives).log())
         low, high, probabilities = (tuple(column.tolist()) for column in (blocks.low, blocks.high, fractions))
         return cls(low, high, probabilities, odds)

@@ -14,8 +14,8 @@ from hypersphere import _numerics
 
 __all__ = ["LogisticMap", "fit_logistic"]
 
-NEWTON_STEPS = 50  # the error squares in every step, so about ten are needed unless the data are separated
-HALVINGS = 30  # of a step that does not lower the loss
+NEWTON_STEPS = 50  # convergence is quadratic, so about ten are needed unless the data are separable
+HALVINGS = 30  # most halvings of a step that does not lower the loss
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,13 @@ class LogisticMap:
     def score_at(self, llr: float, quality: float | None = None) -> float:
         """Return the score at which the ratio is `llr`.
 
-        Without a positive slope, scores say nothing about a pair, so the result is −∞ (accept all pairs) or ∞ (none).
+        Without a positive slope there is no such threshold, and the result is −∞ (accept all pairs) or ∞ (none).
         """
         offset = float(self._offset(quality))
         if self.slope > 0:
             return (llr - offset) / self.slope
-        constant = offset if self.slope == 0 else 0.0  # the ratio of all pairs; of a wrong slope nothing can be said
+        # With slope 0, all pairs have the same ratio. A negative slope is not trusted: all pairs get the ratio 0.
+        constant = offset if self.slope == 0 else 0.0
         return -math.inf if constant >= llr else math.inf
 
     def _offset(self, quality: Tensor | float | None) -> Tensor | float:
@@ -63,7 +64,7 @@ def fit_logistic(
     They minimise −π·mean over same pairs of log σ(z) − (1 − π)·mean over different pairs of log σ(−z), in which
     z = slopes·columns + intercept + log[π/(1 − π)] and the means are weighted.
 
-    Separated data have no minimum at finite slopes. The labels 1 and 0 are then replaced by (n₁ + 1)/(n₁ + 2) and
+    Separable data have no minimum at finite slopes. The labels 1 and 0 are then replaced by (n₁ + 1)/(n₁ + 2) and
     1/(n₀ + 2), where n₁ and n₀ are the numbers of same and of different pairs (Platt, Probabilistic outputs for support
     vector machines, 1999).
 
@@ -81,14 +82,14 @@ def fit_logistic(
     design = torch.cat([(x - centre) / scale, torch.ones_like(x[:, :1])], 1)
     is_same = targets == 1
     totals = weights[is_same].sum(), weights[~is_same].sum()
-    shares = weights * torch.where(is_same, prior / totals[0], (1 - prior) / totals[1])
+    pair_weights = weights * torch.where(is_same, prior / totals[0], (1 - prior) / totals[1])
     start = design.new_zeros(design.shape[1])
     start[-1] = math.log(prior / (1 - prior))
-    solution = _newton(design, targets, shares, start)
+    solution = _newton(design, targets, pair_weights, start)
     projected = design[:, :-1] @ solution[:-1]
     if bool(projected[~is_same].max() <= projected[is_same].min()) and bool((solution[:-1] != 0).any()):
         smoothed = torch.where(is_same, (totals[0] + 1) / (totals[0] + 2), 1 / (totals[1] + 2))
-        solution = _newton(design, smoothed, shares, start)
+        solution = _newton(design, smoothed, pair_weights, start)
     slopes = solution[:-1] / scale
     intercept = solution[-1] - slopes @ centre - math.log(prior / (1 - prior))
     return torch.cat([slopes, intercept[None]])
@@ -97,8 +98,8 @@ def fit_logistic(
 def _newton(design: Tensor, targets: Tensor, weights: Tensor, start: Tensor) -> Tensor:
     """Minimise the weighted cross-entropy of σ(design @ solution) with the targets, which need not be 0 or 1."""
 
-    def loss(at: Tensor) -> Tensor:
-        z = design @ at
+    def loss(coefficients: Tensor) -> Tensor:
+        z = design @ coefficients
         return weights @ (F.softplus(z) - targets * z)
 
     solution, value = start, loss(start)
@@ -118,5 +119,5 @@ def _newton(design: Tensor, targets: Tensor, weights: Tensor, start: Tensor) -> 
             step = step / 2
         solution, value = solution - step, moved_value
         if size <= root:
-            return solution  # the next step would be of the order of the square
+            return solution  # convergence is quadratic: the next step would be about as small as rounding errors
     return solution

@@ -168,7 +168,7 @@ class _Moments:
 
 
 def _histograms(pairs: Iterable[tuple[Tensor, Tensor]], bins: int, argument: str) -> AngleHistograms:
-    """Return the distributions of blocks of (angles, same). Errors blame the caller's `argument`."""
+    """Return the distributions of blocks of (angles, same). Error messages name the caller's `argument`."""
     require(is_integer(bins, 1), "bins", "an integer >= 1", bins)
     positive: list[_Moments] = []
     negative: list[_Moments] = []
@@ -184,6 +184,7 @@ def _histograms(pairs: Iterable[tuple[Tensor, Tensor]], bins: int, argument: str
 
 
 def _moments(angles: Tensor, bins: int) -> _Moments:
+    """Return the statistics of one block of angles."""
     # The clamp puts the angle π, the end of the last bin, into this bin.
     histogram = (angles * (bins / math.pi)).long().clamp(max=bins - 1).bincount(minlength=bins)
     low, high = angles.aminmax()
@@ -191,6 +192,7 @@ def _moments(angles: Tensor, bins: int) -> _Moments:
 
 
 def _distribution(parts: Sequence[_Moments]) -> AngleDistribution:
+    """Combine the statistics of all blocks."""
     histogram = torch.stack([part.histogram for part in parts]).sum(0)
     count = int(histogram.sum())
     mean = math.fsum(part.sum for part in parts) / count
@@ -222,8 +224,9 @@ def angular_fisher_score(features: Array, labels: Array) -> float:
     y = as_labels("labels", labels, len(x), x.device)
     classes, index, counts = y.unique(return_inverse=True, return_counts=True)
     require(len(classes) >= 2, "labels", "labels of at least two classes", classes.tolist())
-    # With one sample per class S_w is 0 for any features, so the score would say nothing about them.
-    require(int(counts.max()) >= 2, "labels", "labels of which at least one occurs twice", "different ones")
+    # With one sample per class, S_w is 0 for any features.
+    if int(counts.max()) < 2:
+        raise ValueError("labels must contain a class with two or more samples, but every class has one")
     sums = torch.zeros(len(classes), x.shape[1], dtype=x.dtype, device=x.device).index_add_(0, index, x)
     class_means = sums / counts[:, None]
     mean = x.mean(0, keepdim=True).expand_as(class_means)
@@ -333,7 +336,7 @@ def intra_class_angle(m: float, between: float, *, classes: int = 2) -> float:
     require(is_integer(classes, 2), "classes", "an integer >= 2", classes)
     if classes > 2:
         return 2 * between / (m + 1)
-    if m * between > (m - 1) * math.pi:  # always so for m = 1, so the last line never divides by zero
+    if m * between > (m - 1) * math.pi:  # always true for m = 1, so the last line never divides by zero
         return 2 * math.pi / (m + 1)
     return between / (m - 1) + between / (m + 1)
 

@@ -34,12 +34,12 @@ QUALITY_RULE = "given if and only if the calibration was fitted with qualities"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Calibration(NotebookResult):
-    """A rising map from scores to log-likelihood ratios, with the pairs it was fitted to. Created by `fit`.
+    """A map from scores to log-likelihood ratios, with the pairs it was fitted to. Created by `fit`.
 
     Attributes:
         method: "logistic" or "isotonic".
         prior: the fraction of same pairs that `probability` assumes unless another one is given.
-        map: the fitted map and its numbers.
+        map: the fitted map.
         scores, same, quality: the pairs of the fit.
         groups: labels that the bootstrap resamples, one row per side, or None.
     """
@@ -67,11 +67,11 @@ class Calibration(NotebookResult):
 
         * "logistic": ℓ = a·score + b, or a·score + c·quality + b, by logistic regression in which same pairs have the
           total weight π and different pairs 1 − π. It needs few pairs. If scores of same and of different pairs do not
-          overlap, the likelihood has no maximum at a finite slope; the labels are then replaced by (n₁ + 1)/(n₁ + 2)
-          and 1/(n₀ + 2) for n₁ same and n₀ different pairs, as by Platt.
-        * "isotonic": the rising step function with the highest likelihood (pool adjacent violators), with probabilities
-          that are linear between the steps. It needs thousands of pairs. Of M pairs, probabilities of 0 and 1 become
-          1/(M + 2) and (M + 1)/(M + 2), so that ratios are finite.
+          overlap, the likelihood has no maximum at a finite slope; the labels 1 and 0 are then replaced by
+          (n₁ + 1)/(n₁ + 2) and 1/(n₀ + 2) for n₁ same and n₀ different pairs (Platt scaling).
+        * "isotonic": the non-decreasing step function with the highest likelihood (pool adjacent violators), with
+          probabilities that are linear between the steps. It needs thousands of pairs. Probabilities of 0 and 1
+          become 1/(M + 2) and (M + 1)/(M + 2) for M pairs, so that ratios are finite.
 
         Args:
             scores: (M,) higher means more similar.
@@ -94,13 +94,13 @@ class Calibration(NotebookResult):
             raise ValueError(f"quality needs the method 'logistic', not {method!r}")
         values = as_scores("scores", scores)
         flags = as_flags("same", same, len(values), values.device)
-        of_pair = None if quality is None else _as_quality("quality", quality, values)
+        qualities = None if quality is None else _as_quality("quality", quality, values)
         prior = float(flags.double().mean()) if prior is None else require_prior(prior)
         labels = None if groups is None else as_groups("groups", groups, flags)
-        fitted = METHODS[method].fit(values, flags, of_pair, torch.ones_like(values), prior)  # type: ignore[arg-type]
+        fitted = METHODS[method].fit(values, flags, qualities, torch.ones_like(values), prior)  # type: ignore[arg-type]
         if isinstance(fitted, LogisticMap) and fitted.slope < 0:
             warn_user("same pairs score lower than different pairs: pass similarities, or distances with a minus sign")
-        return cls(method, prior, fitted, values, flags, of_pair, labels)
+        return cls(method, prior, fitted, values, flags, qualities, labels)
 
     def llr(self, score: Array | float, quality: Array | float | None = None) -> Float[Tensor, "..."]:
         """Return natural log-likelihood ratios in float64, in the shape of `score`.
@@ -163,18 +163,19 @@ class Calibration(NotebookResult):
         if (far is None) == (prior is None):
             raise ValueError(f"exactly one of far and prior must be given, not {far!r} and {prior!r}")
         require((quality is None) == (self.quality is None), "quality", QUALITY_RULE, quality)
-        at = None if quality is None else float(_as_finite("quality", quality))
+        at_quality = None if quality is None else float(_as_finite("quality", quality))
         if far is not None:
-            # Without qualities ℓ rises with the score, so the threshold is one of scores. With them it is one of ℓ.
-            decided = self.scores if self.quality is None else self.llr(self.scores, self.quality)
-            ranked = RankedScores(decided, self.same)
+            # Without qualities ℓ rises with the score, so scores are compared with the threshold. With them, ℓ is.
+            compared_values = self.scores if self.quality is None else self.llr(self.scores, self.quality)
+            ranked = RankedScores(compared_values, self.same)
             if not ranked.roc().at(far).resolved:
                 different = int((~self.same).sum())
-                warn_user(f"{different} different pairs are too few for a FAR of {far:g}; they resolve 1/{different}")
+                lowest = f"the lowest they resolve is 1/{different}"
+                warn_user(f"{different} different pairs are too few for a FAR of {far:g}; {lowest}")
 
             def measure(weights: Tensor) -> float:
                 value = ranked.roc(weights).at(far).threshold
-                return value if self.quality is None else self.map.score_at(value, at)
+                return value if self.quality is None else self.map.score_at(value, at_quality)
 
         else:
             c_miss, c_fa = cost if isinstance(cost, (tuple, list)) else (1.0, cost)
@@ -182,7 +183,7 @@ class Calibration(NotebookResult):
 
             def measure(weights: Tensor) -> float:
                 fitted = type(self.map).fit(self.scores, self.same, self.quality, weights.double(), self.prior)  # type: ignore[arg-type]
-                return fitted.score_at(ratio, at)
+                return fitted.score_at(ratio, at_quality)
 
         draws = resampled_weights(self.same, self.groups, generator)
         return percentile_interval(measure(torch.ones_like(self.scores)), measure, draws, samples, level)
@@ -217,11 +218,9 @@ class Calibration(NotebookResult):
         is_calibration = isinstance(stored, Mapping) and stored.get("format") == FORMAT
         require(is_calibration, "stored", f"a dictionary with the format {FORMAT!r}", stored)
         try:
-            kind = METHODS[stored["method"]]
-            numbers: dict[str, Any] = {
-                name: tuple(x) if isinstance(x, list) else x for name, x in stored["map"].items()
-            }
-            fitted = kind(**numbers)
+            map_type = METHODS[stored["method"]]
+            fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in stored["map"].items()}
+            fitted = map_type(**fields)
             scores = as_scores("scores", stored["scores"])
             same = as_flags("same", stored["same"], len(scores), None)
             quality = None if stored["quality"] is None else _as_quality("quality", stored["quality"], scores)

@@ -1,4 +1,4 @@
-"""Compare two measurements of the same seeds or samples: their mean difference with an interval, or their ranks."""
+"""Compare paired measurements: their mean difference with a confidence interval, or their rank correlation."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class PairedDifference:
 def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> PairedDifference:
     """Return the mean of `first[i] − second[i]` with a Student confidence interval.
 
-    Runs with the same seed share the initial weights and the order of the data as far as possible, so their differences
-    vary less than the values.
+    Runs with the same seed share the initial weights and the order of the data where possible, so their
+    differences vary less than the values.
 
     Args:
         first, second: values by seed, in the same order.
-        confidence: probability with which the interval contains the mean of the population.
+        confidence: probability that the interval contains the population mean.
 
     Example:
         >>> difference = paired_difference([2.0, 3.0, 4.0], [1.0, 1.5, 3.5])
@@ -75,6 +75,10 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
 def student_quantile(probability: float, degrees: int) -> float:
     """Return the quantile of Student's t distribution, by bisection of its cumulative distribution function.
 
+    Args:
+        probability: in (0, 1).
+        degrees: degrees of freedom.
+
     >>> round(student_quantile(0.975, 4), 4), round(student_quantile(0.975, 1), 3)
     (2.7764, 12.706)
     """
@@ -85,7 +89,7 @@ def student_quantile(probability: float, degrees: int) -> float:
     low, high = 0.0, 1.0
     while _student_cdf(high, degrees) < probability:
         high *= 2
-    for _ in range(60):  # each step adds one binary digit, and a float has 53
+    for _ in range(60):  # each step adds one bit, and a float has 53
         middle = (low + high) / 2
         low, high = (middle, high) if _student_cdf(middle, degrees) < probability else (low, middle)
     return (low + high) / 2

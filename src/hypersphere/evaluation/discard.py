@@ -78,18 +78,18 @@ def error_vs_discard(
     sides = [as_scores("quality", side) for side in (quality if is_two_sided else [quality])]
     for side in sides:
         require(len(side) == len(values), "quality", f"a vector of {len(values)} numbers", tuple(side.shape))
-    of_pair = torch.stack([side.to(values.device) for side in sides]).amin(0)
+    pair_quality = torch.stack([side.to(values.device) for side in sides]).amin(0)
     rates = as_numbers("fractions", fractions)
     is_fraction = bool(rates) and all(is_number(rate, 0, 1) and rate < 1 for rate in rates)
     require(is_fraction, "fractions", "at least one number in [0, 1)", fractions)
     chosen = choose_threshold(values, flags, far, threshold)
     wrong = (values >= chosen) != flags
-    ascending = of_pair.sort().values
+    sorted_quality = pair_quality.sort().values
     rows = []
     for rate in rates:
         # 0.29·100 is 28.999999999999996 in floating point, but means 29.
         position = min(int(round(rate * len(values), 9)), len(values) - 1)
-        remaining = of_pair >= ascending[position]
+        remaining = pair_quality >= sorted_quality[position]
         error_rates = [float(wrong[remaining & kind].double().mean()) for kind in (flags, ~flags)]
         rows.append([1 - float(remaining.double().mean()), *error_rates])
     discarded, frr, false_accept_rates = torch.tensor(rows, dtype=torch.float64).T

@@ -70,7 +70,7 @@ def draw_episodes(
     episodes: int = 600,
     generator: torch.Generator | None = None,
 ) -> Episodes:
-    """Draw classes, and examples of each, for a number of episodes.
+    """Draw the classes and the examples of a number of episodes.
 
     Args:
         labels: the class of each example.
@@ -89,15 +89,16 @@ def draw_episodes(
     for name, value, least in (("ways", ways, 2), ("shots", shots, 1), ("queries", queries, 1)):
         require(is_integer(value, least), name, f"an integer >= {least}", value)
     require(is_integer(episodes, 1), "episodes", "an integer >= 1", episodes)
-    examples = [(codes == one).nonzero().flatten() for one in codes.unique()]
-    examples = [of_class for of_class in examples if len(of_class) >= shots + queries]
-    accepted = f"at least {ways} classes of {shots + queries} or more examples"
-    require(len(examples) >= ways, "labels", accepted, len(examples))
+    examples = [(codes == code).nonzero().flatten() for code in codes.unique()]
+    examples = [positions for positions in examples if len(positions) >= shots + queries]
+    if len(examples) < ways:
+        needed = f"{ways} classes with {shots + queries} or more examples (shots + queries)"
+        raise ValueError(f"labels must contain at least {needed}, but has {len(examples)}")
     drawn = torch.empty(episodes, ways, shots + queries, dtype=torch.int64)
     for episode in range(episodes):
-        for way, chosen in enumerate(torch.randperm(len(examples), generator=generator)[:ways].tolist()):
-            order = torch.randperm(len(examples[chosen]), generator=generator)[: shots + queries]
-            drawn[episode, way] = examples[chosen][order].cpu()
+        for way, class_index in enumerate(torch.randperm(len(examples), generator=generator)[:ways].tolist()):
+            order = torch.randperm(len(examples[class_index]), generator=generator)[: shots + queries]
+            drawn[episode, way] = examples[class_index][order].cpu()
     return Episodes(drawn[:, :, :shots], drawn[:, :, shots:])
 
 
@@ -120,8 +121,8 @@ def few_shot(
 ) -> FewShot:
     r"""Fine-tune a classifier on the support of each episode and classify its queries.
 
-    The scores are w·x + b (baseline), or with a `scale` c·cos(w, x) (baseline++). The classifier starts at random and
-    is trained by SGD with softmax and cross-entropy. The defaults are the settings of the OPT paper (appendix D).
+    The scores are w·x + b (baseline), or with a `scale` c·cos(w, x) (baseline++). The classifier is initialised at
+    random and trained by SGD with softmax and cross-entropy. The defaults are those of the OPT paper (appendix D).
 
     Args:
         features: (N, d), of examples of classes that the network has not seen.
@@ -129,7 +130,7 @@ def few_shot(
         ways, shots, queries, episodes: see `draw_episodes`.
         scale: c, or None for a linear classifier.
         epochs, batch_size, lr, momentum, dampening, weight_decay: settings of SGD.
-        generator: source of randomness on the CPU, of episodes, initial values and batches; the global one if None.
+        generator: CPU generator for episodes, initial values and batches; the global one if None.
 
     Example:
         >>> labels = torch.arange(6).repeat_interleave(30)
@@ -147,14 +148,14 @@ def few_shot(
     accuracies = []
     for start in range(0, episodes, EPISODES_AT_ONCE):
         part = slice(start, start + EPISODES_AT_ONCE)
-        support, asked = (
+        support, query_inputs = (
             inputs[positions[part].flatten(1).to(rows.device)] for positions in (drawn.support, drawn.queries)
         )
         classifier = _Classifiers(len(support), ways, rows.shape[1], scale, generator).to(rows.device)
         _fit(classifier, support, shots, epochs=epochs, batch_size=batch_size, generator=generator, **options)
         with torch.no_grad():
-            truth = torch.arange(ways, device=rows.device).repeat_interleave(queries)
-            accuracies.append((classifier(asked).argmax(2) == truth).double().mean(1).cpu())
+            query_labels = torch.arange(ways, device=rows.device).repeat_interleave(queries)
+            accuracies.append((classifier(query_inputs).argmax(2) == query_labels).double().mean(1).cpu())
     return FewShot(torch.cat(accuracies))
 
 
@@ -200,8 +201,8 @@ def _fit(
         # A separate order for each episode.
         orders = torch.rand(episodes, examples, generator=generator).argsort(1).to(support.device)
         for batch in orders.split(batch_size, dim=1):
-            chosen = support.gather(1, batch[:, :, None].expand(-1, -1, support.shape[2]))
-            scores = classifier(chosen)
+            batch_inputs = support.gather(1, batch[:, :, None].expand(-1, -1, support.shape[2]))
+            scores = classifier(batch_inputs)
             optimizer.zero_grad()
             loss = F.cross_entropy(scores.flatten(0, 1), labels[batch].flatten(), reduction="sum") / batch.shape[1]
             loss.backward()

@@ -13,7 +13,7 @@ __all__ = ["InceptionScore", "inception_score"]
 
 
 class InceptionScore(NamedTuple):
-    """Mean and standard deviation of the score over parts of the images."""
+    """Mean and standard deviation of the score over the parts of the images. Returned by `inception_score`."""
 
     mean: float
     deviation: float
@@ -23,13 +23,13 @@ class InceptionScore(NamedTuple):
 def inception_score(probabilities: Array, *, splits: int = 10) -> InceptionScore:
     r"""Return exp(E_x KL(p(y|x) ‖ p(y))), the Inception score of images.
 
-    The score is high if a classifier is certain about each image and finds all classes equally often: it is between 1
-    and the number of classes. Published scores use the Inception network of Salimans et al. on 50,000 images in ten
-    parts. Scores of another classifier can be compared with each other only.
+    The score is between 1 and the number of classes. It is high if a classifier is certain about each image and
+    predicts all classes equally often. Published scores use the Inception network of Salimans et al. on 50,000 images
+    in ten parts. Scores of another classifier can be compared with each other only.
 
     Args:
         probabilities: (N, classes), p(y|x) of each image.
-        splits: number of parts of the images, in their order; each has a score.
+        splits: number of consecutive parts into which the images are divided; each has a score.
 
     Example:
         >>> inception_score(torch.eye(4), splits=1)
@@ -48,5 +48,5 @@ def inception_score(probabilities: Array, *, splits: int = 10) -> InceptionScore
         # KL(p(y|x) ‖ p(y)) = Σ p log p − Σ p log p(y), with 0·log 0 = 0.
         divergence = torch.special.xlogy(part, part).sum(1) - torch.special.xlogy(part, part.mean(0)).sum(1)
         scores.append(divergence.mean().exp())
-    of_parts = torch.stack(scores)
-    return InceptionScore(float(of_parts.mean()), float(of_parts.std(correction=0)))
+    part_scores = torch.stack(scores)
+    return InceptionScore(float(part_scores.mean()), float(part_scores.std(correction=0)))

@@ -84,7 +84,7 @@ def rates_by_group(
     flags = as_flags("same", same, len(values), values.device)
     column = np.asarray(groups.cpu() if isinstance(groups, torch.Tensor) else groups)
     if column.dtype == object and all(isinstance(entry, str) for entry in column.flat):
-        column = column.astype(str)  # a column of texts of pandas
+        column = column.astype(str)  # pandas stores strings as objects
     is_column = column.shape == (len(values),) and column.dtype.kind in "biuUS"
     require(is_column, "groups", f"a vector of {len(values)} texts or integers", f"{column.dtype} {column.shape}")
     names, index = np.unique(column, return_inverse=True)

@@ -1,4 +1,4 @@
-r"""Identification: whose image is this? Each probe is compared with all entries of a gallery and with distractors.
+r"""Identification: who is shown? Each probe is compared with all entries of a gallery and with distractors.
 
 The gallery is read in blocks. Only the scores of one block and one count per probe are stored, so the memory does not
 grow with the gallery. Gallery and distractors may be memory-mapped arrays with millions of rows.
@@ -209,16 +209,20 @@ def identify(
     with _numerics.autocast_disabled(x):
         mated_probes, strangers = (sphere.row_directions(x[rows].to(dtype)) for rows in (mated, ~mated))
         mates = Mates(labels[mated], entry_labels)
-        # The gallery row of each probe, which is excluded from its entries.
-        own_rows = torch.arange(len(x), device=x.device) if is_leave_one_out else None
-        own_mated, own_strangers = (None if own_rows is None else own_rows[rows] for rows in (mated, ~mated))
-        mate_scores = _best_mate_scores(mated_probes, sources[0], mates, block, own_mated)
+        # Without a gallery, row i of the entries is probe i itself, which is excluded from its search.
+        self_rows = torch.arange(len(x), device=x.device) if is_leave_one_out else None
+        self_rows_of_mated, self_rows_of_strangers = (
+            None if self_rows is None else self_rows[rows] for rows in (mated, ~mated)
+        )
+        mate_scores = _best_mate_scores(mated_probes, sources[0], mates, block, self_rows_of_mated)
         # An entry within the tolerance below the best mate is tied with it, and ties count as rivals.
         rival_thresholds = mate_scores - _numerics.tie_tolerance(dtype)
-        rivals, top_scores = _search(mated_probes, strangers, sources, mates, rival_thresholds, block, own_strangers)
+        rivals, top_scores = _search(
+            mated_probes, strangers, sources, mates, rival_thresholds, block, self_rows_of_strangers
+        )
         nearest = None
         if neighbours is not None:
-            nearest = nearest_entries(sphere.row_directions(x.to(dtype)), sources, int(neighbours), block, own_rows)
+            nearest = nearest_entries(sphere.row_directions(x.to(dtype)), sources, int(neighbours), block, self_rows)
     return Identification(mated, rivals + 1, mate_scores, top_scores, entries, tuple(map(int, reported_ranks)), nearest)
 
 
@@ -295,19 +299,19 @@ class Mates:
 
 
 def _best_mate_scores(
-    x: Tensor, gallery: Tensor, mates: Mates, block: int, own_rows: Tensor | None
+    x: Tensor, gallery: Tensor, mates: Mates, block: int, self_rows: Tensor | None
 ) -> Float[Tensor, " probes"]:
     """Return the highest cosine of each probe with an entry of its identity, other than the row of the probe itself."""
-    # Row-wise products of the mated pairs only. Reading them from the score matrices of `_search` would be too late:
-    # rivals can only be counted once the best mate of the complete gallery is known.
+    # This is a separate pass over the mated pairs, because `_search` can count rivals only once the best mate in the
+    # complete gallery is known.
     best = x.new_full((len(x),), -math.inf)
     for start in range(0, len(gallery), block):
         pairs = mates.between(start, start + block)
         for probe, entry in zip(*(index.split(MATE_PAIRS) for index in pairs), strict=True):
             w = sphere.row_directions(gallery[entry.to(gallery.device)].to(x))
             scores = (x[probe] * w).sum(1)
-            if own_rows is not None:
-                scores = scores.masked_fill(own_rows[probe] == entry, -math.inf)
+            if self_rows is not None:
+                scores = scores.masked_fill(self_rows[probe] == entry, -math.inf)
             best.scatter_reduce_(0, probe, scores, "amax")
     return best
 
@@ -319,12 +323,12 @@ def _search(
     mates: Mates,
     rival_thresholds: Tensor,
     block: int,
-    own_rows: Tensor | None,
+    self_rows: Tensor | None,
 ) -> tuple[Int64[Tensor, " mated_probes"], Float[Tensor, " strangers"]]:
     """Compare all probes with all entries of gallery and distractors.
 
-    `own_rows` are the gallery rows of the strangers themselves, which are excluded from their search, or None. The row
-    of a mated probe has its identity, and entries of its identity are not rivals anyway.
+    `self_rows` are the gallery rows of the strangers themselves, which are excluded from their search, or None. Mated
+    probes need no such list: their rows have their identity, and entries of their identity are not rivals.
 
     Returns:
         For each mated probe, the number of rivals: entries of other identities whose score reaches the threshold of the
@@ -347,33 +351,33 @@ def _search(
                 scores[probe[in_block] - first, entry[in_block] - start] = -math.inf
                 # Compare in place, in the dtype of the scores. A separate matrix of booleans would cost a third as
                 # much time as the product.
-                reached = scores.ge_(rival_thresholds[first : first + len(x), None]).sum(1)
-                rivals[first : first + len(x)] += reached.long()
+                rivals_in_block = scores.ge_(rival_thresholds[first : first + len(x), None]).sum(1)
+                rivals[first : first + len(x)] += rivals_in_block.long()
             for first, x in blocks(strangers, PROBE_ROWS):
-                highest, scores = top_scores[first : first + len(x)], _scores(x, w, buffer)
-                if own_rows is not None and is_gallery:
-                    _exclude(scores, own_rows[first : first + len(x)] - start)
-                torch.maximum(highest, scores.amax(1), out=highest)
+                block_top, scores = top_scores[first : first + len(x)], _scores(x, w, buffer)
+                if self_rows is not None and is_gallery:
+                    _exclude(scores, self_rows[first : first + len(x)] - start)
+                torch.maximum(block_top, scores.amax(1), out=block_top)
     return rivals, top_scores
 
 
 def _exclude(scores: Float[Tensor, "rows columns"], column_of_row: Int64[Tensor, " rows"]) -> None:
-    """Set one entry of each row to −∞, where its column is inside of the matrix."""
+    """Set scores[i, column_of_row[i]] to −∞ in each row i for which this column exists."""
     inside = ((column_of_row >= 0) & (column_of_row < scores.shape[1])).nonzero().flatten()
     scores[inside, column_of_row[inside]] = -math.inf
 
 
 def _scores(x: Tensor, w: Tensor, buffer: Tensor) -> Float[Tensor, "rows columns"]:
-    """Return x @ w.mT in the memory of `buffer`. Allocating a large matrix per block would cost time."""
+    """Return x @ w.mT in the memory of `buffer`, because allocating a large matrix per block is slow."""
     return torch.mm(x, w.mT, out=buffer[: len(x) * len(w)].view(len(x), len(w)))
 
 
 def nearest_entries(
-    x: Float[Tensor, "probes dim"], sources: Sequence[Tensor], k: int, block: int, own_rows: Tensor | None = None
+    x: Float[Tensor, "probes dim"], sources: Sequence[Tensor], k: int, block: int, self_rows: Tensor | None = None
 ) -> Int64[Tensor, "probes k"]:
     """Return the k entries with the highest cosine for each unit row of `x`, best first.
 
-    Entries are numbered consecutively through all matrices of `sources`. The entry with the number own_rows[i], if
+    Entries are numbered consecutively through all matrices of `sources`. The entry with the number self_rows[i], if
     given, is excluded for probe i.
 
     >>> nearest_entries(torch.eye(2), [torch.tensor([[0.0, 2.0], [3.0, 1.0]]), torch.eye(2)], 2, block=2)
@@ -389,10 +393,10 @@ def nearest_entries(
             for first, probes in blocks(x, PROBE_ROWS):
                 rows_of_block = slice(first, first + len(probes))
                 # Merge the k best so far with the k best of this block. The stable sort prefers earlier entries.
-                of_block = probes @ w.mT
-                if own_rows is not None:
-                    _exclude(of_block, own_rows[rows_of_block] - offset)
-                scores, index = of_block.topk(min(k, len(w)), dim=1)
+                block_scores = probes @ w.mT
+                if self_rows is not None:
+                    _exclude(block_scores, self_rows[rows_of_block] - offset)
+                scores, index = block_scores.topk(min(k, len(w)), dim=1)
                 scores = torch.cat([best_scores[rows_of_block], scores], 1)
                 entries = torch.cat([best_entries[rows_of_block], index + offset], 1)
                 scores, order = scores.sort(dim=1, descending=True, stable=True)

@@ -110,7 +110,9 @@ def landscape(
     root = model if isinstance(model, nn.Module) else _as_one_module(model)
     moved = _moved_parameters(root, only)
     if not moved:
-        raise ValueError("model must have trainable parameters of two or more dimensions that `only` selects")
+        raise ValueError(
+            "model must have a trainable parameter of two or more dimensions that `only` selects, but has none"
+        )
     delta, eta = (_draw_direction(moved, DRAWS[directions], normalize, generator) for _ in range(2))
     buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
 
@@ -145,7 +147,7 @@ def _as_one_module(models: object) -> nn.ModuleList:
     """Return a `ModuleList` of several modules. Parameters that they share are then listed once."""
     modules = list(models) if isinstance(models, Iterable) else []
     are_modules = bool(modules) and all(isinstance(module, nn.Module) for module in modules)
-    require(are_modules, "model", "a module or several", type(models).__name__)
+    require(are_modules, "model", "a module or several modules", type(models).__name__)
     return nn.ModuleList(modules)
 
 

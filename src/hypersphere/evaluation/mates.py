@@ -22,7 +22,7 @@ from hypersphere.evaluation.roc import Roc
 __all__ = ["MateRanks", "rank_mates"]
 
 PROBE_ROWS = 512  # probes per block of scores
-BINS = 2**20  # of cosines in [-1, 1], for the curve of billions of pairs
+BINS = 2**20  # bins of cosines in [-1, 1], for a ROC curve of billions of pairs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,7 +90,7 @@ def rank_mates(
         probes: (P, d) embeddings of people with two or more images.
         labels: (P,) integers, the people.
         distractors: (D, d) embeddings of other people; may be memory-mapped.
-        sizes: also rank among the first n distractors, for each n of these; by default among all D only.
+        sizes: numbers n of distractors: also rank among only the first n. By default, rank among all D.
         block: distractors per block of scores.
 
     Example:
@@ -102,17 +102,17 @@ def rank_mates(
     """
     x = as_features("probes", probes)
     people = as_labels("labels", labels, len(x), x.device)
-    others = as_features("distractors", distractors, like=x)
+    distractor_features = as_features("distractors", distractors, like=x)
     require(is_integer(block, 1), "block", "an integer >= 1", block)
     requested = [] if sizes is None else as_numbers("sizes", sizes)
-    are_sizes = all(is_integer(one, 1, len(others)) for one in requested)
-    require(are_sizes, "sizes", f"integers in 1..{len(others)}, the number of distractors", sizes)
-    counts = sorted({*requested, len(others)})
-    dtype = torch.promote_types(torch.float32, torch.promote_types(x.dtype, others.dtype))
+    are_sizes = all(is_integer(size, 1, len(distractor_features)) for size in requested)
+    require(are_sizes, "sizes", f"integers in 1..{len(distractor_features)}, the number of distractors", sizes)
+    counts = sorted({*requested, len(distractor_features)})
+    dtype = torch.promote_types(torch.float32, torch.promote_types(x.dtype, distractor_features.dtype))
     unit = sphere.row_directions(x.to(dtype))
     probe, mate = _trials(people)
     scores = (unit[probe] * unit[mate]).sum(1)
-    # One row per probe and one column per mate, padded: rows of sorted scores are searched for all mates at once.
+    # One row per probe and one column per mate, padded, so that `searchsorted` handles all mates of a probe at once.
     mates_per_probe = probe.bincount(minlength=len(x))
     column = torch.arange(len(probe), device=x.device) - (mates_per_probe.cumsum(0) - mates_per_probe)[probe]
     thresholds = unit.new_zeros(len(x), int(mates_per_probe.max()))
@@ -123,21 +123,21 @@ def rank_mates(
     ranks: dict[int, Tensor] = {}
     starts = [0, *counts[:-1]]
     for first, last in zip(starts, counts, strict=True):
-        for _, rows in blocks(others[first:last], block):
+        for _, rows in blocks(distractor_features[first:last], block):
             directions = sphere.row_directions(rows.to(unit))
             for start, part in blocks(unit, PROBE_ROWS):
                 with _numerics.autocast_disabled(part):
-                    of_part = part @ directions.mT
-                negatives += _histogram(of_part.double().flatten())
+                    part_scores = part @ directions.mT
+                negatives += _histogram(part_scores.double().flatten())
                 rows_of_part = slice(start, start + len(part))
-                below = torch.searchsorted(of_part.sort(dim=1).values, thresholds[rows_of_part])
+                below = torch.searchsorted(part_scores.sort(dim=1).values, thresholds[rows_of_part])
                 rivals[rows_of_part] += len(directions) - below
         ranks[last] = rivals[probe, column] + 1
     return MateRanks(probe, mate, scores, ranks, negatives)
 
 
 def _trials(people: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all ordered pairs of images of one person, sorted by probe.
+    """Return all ordered pairs (probe, mate) of images of the same person, sorted by probe.
 
     >>> _trials(torch.tensor([7, 5, 7]))
     (tensor([0, 2]), tensor([2, 0]))
@@ -148,7 +148,8 @@ def _trials(people: Tensor) -> tuple[Tensor, Tensor]:
         same[torch.arange(len(part)), torch.arange(start, start + len(part))] = False
         pairs.append(same.nonzero() + same.new_tensor([[start, 0]], dtype=torch.int64))
     probe, mate = torch.cat(pairs).unbind(1)
-    require(len(probe) > 0, "labels", "labels of which at least one occurs twice", "different ones")
+    if not len(probe):
+        raise ValueError("labels must contain a person with two or more images, but every person has one")
     return probe, mate
 
 

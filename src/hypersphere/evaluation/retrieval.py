@@ -87,12 +87,12 @@ def retrieve(
     if gallery is not None and gallery_labels is not None:
         entries = sphere.row_directions(as_features("gallery", gallery, like=x)).to(x.device)
         entry_classes = as_labels("gallery_labels", gallery_labels, len(entries), x.device)
-        wide = torch.promote_types(x.dtype, entries.dtype)
-        x, entries = x.to(wide), entries.to(wide)
+        dtype = torch.promote_types(x.dtype, entries.dtype)
+        x, entries = x.to(dtype), entries.to(dtype)
     require(without_mates in ("skip", "miss"), "without_mates", "'skip' or 'miss'", without_mates)
-    given = as_numbers("ks", ks)
-    require(all(is_integer(k, 1) for k in given), "ks", "integers >= 1", ks)
-    depths = sorted({1, *map(int, given)})
+    requested = as_numbers("ks", ks)
+    require(all(is_integer(k, 1) for k in requested), "ks", "integers >= 1", ks)
+    depths = sorted({1, *map(int, requested)})
 
     # R of each query: the number of entries of its class, without itself.
     _, codes = torch.cat([classes, entry_classes]).unique(return_inverse=True)
@@ -103,24 +103,27 @@ def retrieve(
         accepted = "a class that has two samples" if gallery is None else "a class in common with gallery_labels"
         raise ValueError(f"labels must have {accepted}, but there is none")
 
-    most = len(entries) - (gallery is None)  # entries that a query can find
+    max_neighbours = len(entries) - (gallery is None)  # entries that a query can find
     totals = torch.zeros(2 + len(depths), dtype=torch.float64, device=x.device)
     for rows in queries.split(max(1, min(QUERY_ROWS, BLOCK_SCORES // len(entries)))):
-        of_block = mates[rows, None]
+        mate_counts = mates[rows, None]
         is_mate = entry_classes == classes[rows, None]
         with _numerics.autocast_disabled(x):
             cosines = x[rows] @ entries.mT
         cosines -= _numerics.tie_tolerance(x.dtype) * is_mate  # a tie counts against the query
         if gallery is None:
             cosines[torch.arange(len(rows), device=x.device), rows] = -torch.inf
-        nearest = cosines.topk(min(max(int(of_block.max()), depths[-1]), most)).indices
+        nearest = cosines.topk(min(max(int(mate_counts.max()), depths[-1]), max_neighbours)).indices
         hits = is_mate.gather(1, nearest).double()
         ranks = torch.arange(1, hits.shape[1] + 1, device=x.device)
-        hits_to_r = hits * (ranks <= of_block)
+        hits_to_r = hits * (ranks <= mate_counts)
         precisions = hits_to_r.cumsum(1) / ranks
         recalls = [hits[:, :k].amax(1).sum() for k in depths]
-        of_query = [(hits_to_r.sum(1) / of_block[:, 0]).sum(), ((precisions * hits_to_r).sum(1) / of_block[:, 0]).sum()]
-        totals += torch.stack([*of_query, *recalls])
+        precision_sums = [
+            (hits_to_r.sum(1) / mate_counts[:, 0]).sum(),
+            ((precisions * hits_to_r).sum(1) / mate_counts[:, 0]).sum(),
+        ]
+        totals += torch.stack([*precision_sums, *recalls])
     count = len(queries) if without_mates == "skip" else len(x)
     r_precision, map_at_r, *recall = (totals / count).tolist()
     return Retrieval(dict(zip(depths, recall, strict=True)), r_precision, map_at_r, count, len(x) - len(queries))

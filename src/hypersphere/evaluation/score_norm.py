@@ -1,8 +1,9 @@
 r"""Normalisation of scores by their distribution over a cohort of other people.
 
-The score of a trial is centred and scaled by the scores of its enrolment side (z), of its test side (t), or by the mean
-of both results (s). Adaptive s-norm uses only the highest cohort scores of each side, which are the most similar people
-(Matějka et al., Analysis of score normalization in multilingual speaker recognition, Interspeech 2017).
+A trial compares an enrolment with a test. Its score is standardised with the mean and the deviation of the scores of
+the enrolment with all members of the cohort (z-norm), or of the test with them (t-norm); s-norm is the mean of both.
+Adaptive s-norm uses only the highest cohort scores of each side, those of the most similar people (Matějka et al.,
+Analysis of score normalization in multilingual speaker recognition, Interspeech 2017).
 """
 
 from __future__ import annotations
@@ -58,19 +59,19 @@ def score_norm(
     accepted = "a non-empty vector or matrix of real numbers"
     require(values.ndim in (1, 2) and values.numel() > 0 and not values.is_complex(), "scores", accepted, values.shape)
     values = values.double()
-    as_features("scores", values.reshape(len(values), -1))  # finite
+    as_features("scores", values.reshape(len(values), -1))  # raises an error if a score is not finite
     normalised = []
     for side, cohort in (("enrol", enrol_cohort), ("test", test_cohort)):
         if side not in KINDS[kind]:
             continue
         name, dim = f"{side}_cohort", 1 if side == "test" and values.ndim == 2 else 0
         require(cohort is not None, name, f"given for {kind!r}", None)
-        of_cohort = as_features(name, cohort).to(values)  # type: ignore[arg-type]
+        cohort_scores = as_features(name, cohort).to(values)  # type: ignore[arg-type]
         accepted = f"a matrix with {values.shape[dim]} rows, one per {'trial' if values.ndim == 1 else side}"
-        require(len(of_cohort) == values.shape[dim], name, accepted, tuple(of_cohort.shape))
+        require(len(cohort_scores) == values.shape[dim], name, accepted, tuple(cohort_scores.shape))
         if kind == "adaptive_s":
-            of_cohort = of_cohort.topk(min(top, of_cohort.shape[1])).values
-        mean, deviation = of_cohort.mean(1), of_cohort.std(1, correction=0)
+            cohort_scores = cohort_scores.topk(min(top, cohort_scores.shape[1])).values
+        mean, deviation = cohort_scores.mean(1), cohort_scores.std(1, correction=0)
         constant = (deviation == 0).nonzero().flatten().tolist()
         if constant:
             raise ValueError(f"{name} must have different scores in each row, but those of row {constant[0]} are equal")

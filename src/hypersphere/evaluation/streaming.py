@@ -25,11 +25,11 @@ from hypersphere.evaluation.roc import FARS, OperatingPoint, Roc, operating_poin
 
 __all__ = ["AllPairs", "RocPoints", "verify_blocks"]
 
-DIGIT_BITS = 16  # bits that a pass adds; counts by them have 65,536 entries
-CHUNK = 2**18  # scores that are counted at a time; longer temporary arrays would not stay in the cache
+DIGIT_BITS = 16  # bits of a digit, which one pass determines; a histogram of digits has 65,536 entries
+CHUNK = 2**18  # scores that are counted at a time; temporary arrays of larger chunks would not fit into the cache
 Block: TypeAlias = tuple[Array, Array]
 Accepts: TypeAlias = tuple[int, int]  # numbers of accepted different and of accepted same pairs
-IsBeyond: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # numbers of accepted pairs of both kinds → booleans
+IsBeyond: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # numbers of false and of true accepts → booleans
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,7 +112,7 @@ class AllPairs:
                 with torch.no_grad(), _numerics.autocast_disabled(x):
                     scores = x @ w.mT
                 same = self.labels[rows, None] == self.gallery_labels[columns]
-                if self.is_one_set and first == start:  # the pairs of these rows among each other, each of them once
+                if self.is_one_set and first == start:  # a block on the diagonal: each pair once, no row with itself
                     above = torch.ones_like(same).triu(1)
                     scores, same = scores[above], same[above]
                 yield scores, same
@@ -124,7 +124,7 @@ def verify_blocks(
     *,
     rule: str = "step",
 ) -> RocPoints:
-    """Verify pairs whose scores are computed in blocks, as often as they are needed.
+    """Verify pairs whose scores are given in blocks, which are read several times.
 
     The operating points and the equal error rate are exactly those of `roc` for all scores together. Memory does not
     grow with the number of pairs. Scores are read twice if they are float32 or narrower, and four times if they are
@@ -158,7 +158,8 @@ def verify_blocks(
     counts, dtype = _count_first_digits(read)
     different, same = (int(number) for number in counts.sum(1))
     for number, kind in ((same, "positive (same)"), (different, "negative (different)")):
-        require(number > 0, "blocks", f"pairs of which at least one is {kind}", f"{same + different} others")
+        if not number:
+            raise ValueError(f"blocks must contain at least one {kind} pair, but none of {same + different} is")
 
     def crosses_eer(false_accepts: Tensor, true_accepts: Tensor) -> Tensor:
         return false_accepts / different - (1 - true_accepts / same) >= 0
@@ -207,34 +208,34 @@ class _Search:
             level: the number of the pass.
             prefixes: the prefixes of the counts, or None in the first pass.
         """
-        of_lower = counts if prefixes is None else counts[torch.searchsorted(prefixes, self.lower)]
+        lower_counts = counts if prefixes is None else counts[torch.searchsorted(prefixes, self.lower)]
         if prefixes is not None:
             numbers = tuple(beyond - before for beyond, before in zip(self.beyond, self.before, strict=True))
-            is_same = tuple(of_lower.sum(1).tolist()) == numbers
-            require(is_same, "blocks", "the same in each pass", "different: a generator can be read only once")
+            is_unchanged = tuple(lower_counts.sum(1).tolist()) == numbers
+            require(is_unchanged, "blocks", "the same in each pass", "different: a generator can be read only once")
         # Numbers of accepted pairs if the threshold is the lowest score with this digit, for descending digits.
-        false_accepts, true_accepts = of_lower.flip(1).cumsum(1) + torch.tensor(self.before)[:, None]
+        false_accepts, true_accepts = lower_counts.flip(1).cumsum(1) + torch.tensor(self.before)[:, None]
         place = int(self.is_beyond(false_accepts.double(), true_accepts.double()).nonzero()[0])
         before = self.before if place == 0 else (int(false_accepts[place - 1]), int(true_accepts[place - 1]))
         beyond = int(false_accepts[place]), int(true_accepts[place])
         digit = (1 << DIGIT_BITS) - 1 - place
-        above = of_lower.sum(0)[digit + 1 :].nonzero().flatten()
+        above = lower_counts.sum(0)[digit + 1 :].nonzero().flatten()
         upper = self.upper
         if len(above):
             upper = self._extend(self.lower, digit + 1 + int(above[0]), level)
         elif upper is not None and prefixes is not None:
-            of_upper = counts[torch.searchsorted(prefixes, upper)].sum(0)
-            upper = self._extend(upper, int(of_upper.nonzero()[0]), level)
+            upper_counts = counts[torch.searchsorted(prefixes, upper)].sum(0)
+            upper = self._extend(upper, int(upper_counts.nonzero()[0]), level)
         return replace(self, lower=self._extend(self.lower, digit, level), upper=upper, before=before, beyond=beyond)
 
     @staticmethod
     def _extend(prefix: int, digit: int, level: int) -> int:
-        """Append a digit. The first one contains the sign, so it is counted from the middle."""
+        """Append a digit. The first one includes the sign bit, so half of its range is negative."""
         return digit - (1 << (DIGIT_BITS - 1)) if level == 0 else (prefix << DIGIT_BITS) | digit
 
 
 def _curve_through(searches: Iterable[_Search], dtype: torch.dtype, different: int, same: int) -> Roc:
-    """Return the curve through the points that were found. It is exact between the two points of each search."""
+    """Return the curve through the points of all searches. It is exact between the two points of each search."""
     points = {(0, 0): math.inf}
     for search in searches:
         if search.upper is not None:
@@ -267,7 +268,7 @@ def _count_first_digits(read: Callable[[], Iterable[Block]]) -> tuple[Int64[Tens
 def _count_next_digits(
     read: Callable[[], Iterable[Block]], dtype: torch.dtype, level: int, prefixes: Int64[Tensor, " prefixes"]
 ) -> Int64[Tensor, "prefixes kinds digits"]:
-    """Return the same numbers by the next digit, for scores that begin with each of the prefixes."""
+    """Return the numbers of pairs by the next digit, for the scores that begin with each prefix."""
     counts = torch.zeros(len(prefixes), 2, 1 << DIGIT_BITS, dtype=torch.int64)
     shift = torch.finfo(dtype).bits - DIGIT_BITS * (level + 1)
     # A table of first digits excludes most scores at little cost, before the other bits are compared.
@@ -279,11 +280,11 @@ def _count_next_digits(
         first = (keys >> (torch.finfo(dtype).bits - DIGIT_BITS)) + (1 << (DIGIT_BITS - 1))
         listed = is_listed.index_select(0, first.int()).nonzero().flatten()
         keys, flags = keys[listed].long(), same[listed]
-        beginnings = keys >> (shift + DIGIT_BITS)
+        key_prefixes = keys >> (shift + DIGIT_BITS)
         for number, prefix in enumerate(prefixes.tolist()):
-            of_prefix = beginnings == prefix
-            digits = (keys[of_prefix] >> shift) & ((1 << DIGIT_BITS) - 1)
-            counts[number] += _histogram(digits, flags[of_prefix])
+            has_prefix = key_prefixes == prefix
+            digits = (keys[has_prefix] >> shift) & ((1 << DIGIT_BITS) - 1)
+            counts[number] += _histogram(digits, flags[has_prefix])
     return counts
 
 

@@ -19,9 +19,9 @@ from hypersphere.evaluation.verification import Verification, pair_scores
 
 __all__ = ["summarize_all_pairs", "summarize_identification", "summarize_verification"]
 
-BOOTSTRAP = 1000  # draws for intervals
+BOOTSTRAP = 1000  # default number of bootstrap draws
 MAX_RESAMPLED_PAIRS = 20_000  # largest number of pairs for which intervals are computed by default
-# Default draws by the largest number of pairs; there are no intervals above the last. They take a few seconds.
+# Default draws for up to this number of pairs, so that intervals take a few seconds; none for more pairs.
 ALL_PAIRS_DRAWS = {20_000: 1000, 500_000: 200}
 MAX_STORED_PAIRS = 10_000_000  # largest number of pairs whose scores are stored for intervals that were requested
 LEVEL = 0.95
@@ -34,7 +34,7 @@ def summarize_verification(
     identities: tuple[Array, Array] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return accuracies, rates and thresholds of a verification, with 95 % bootstrap intervals.
+    """Return accuracies, rates and thresholds of a verification, with 95 % bootstrap intervals, by name.
 
     Args:
         verified: the result of `verify`.
@@ -63,10 +63,10 @@ def summarize_verification(
         return summary
     require(draws >= 2, "bootstrap", "0, or a number of draws >= 2", draws)
     groups = None if identities is None else as_groups("identities", identities, verified.same)
-    found = _add_intervals(verified.scores, verified.same, groups, summary, draws, seed, verified.rule)
+    curve_intervals = _add_intervals(verified.scores, verified.same, groups, summary, draws, seed, verified.rule)
     generator = torch.Generator().manual_seed(seed)
     accuracy = verified.interval("accuracy", identities=identities, samples=draws, generator=generator)
-    intervals = {"accuracy": [accuracy.low, accuracy.high], **found}
+    intervals = {"accuracy": [accuracy.low, accuracy.high], **curve_intervals}
     return summary | {"intervals": intervals, "draws": draws, "drawn": "pairs" if identities is None else "classes"}
 
 
@@ -105,16 +105,20 @@ def summarize_all_pairs(
     total = verified.same + verified.different
     draws = bootstrap
     if draws is None:
-        draws = next((number for most, number in ALL_PAIRS_DRAWS.items() if total <= most), 0)
+        draws = next((number for max_pairs, number in ALL_PAIRS_DRAWS.items() if total <= max_pairs), 0)
     if not draws or total > MAX_STORED_PAIRS:
         return summary
     require(draws >= 2, "bootstrap", "0, or a number of draws >= 2", draws)
     first, second = torch.triu_indices(len(pairs.labels), len(pairs.labels), offset=1, device=pairs.labels.device)
-    owners = torch.stack([pairs.labels[first], pairs.labels[second]])
-    same = owners[0] == owners[1]
+    identities_of_pairs = torch.stack([pairs.labels[first], pairs.labels[second]])
+    same = identities_of_pairs[0] == identities_of_pairs[1]
     scores = pair_scores(pairs.features, first, second)
-    found = _add_intervals(scores, same, owners if by_class else None, summary, draws, seed)
-    return summary | {"intervals": {"eer": found["eer"]}, "draws": draws, "drawn": "classes" if by_class else "pairs"}
+    curve_intervals = _add_intervals(scores, same, identities_of_pairs if by_class else None, summary, draws, seed)
+    return summary | {
+        "intervals": {"eer": curve_intervals["eer"]},
+        "draws": draws,
+        "drawn": "classes" if by_class else "pairs",
+    }
 
 
 def _add_intervals(
@@ -144,8 +148,8 @@ def _add_intervals(
     columns = torch.tensor(rows, dtype=torch.float64).unbind(1)
     ends = [percentile_interval(0.0, float, iter(column), draws, LEVEL) for column in columns]
     eer, auc, *others = ([interval.low, interval.high] for interval in ends)
-    for place, point in enumerate(resolved):
-        point["interval"], point["threshold_interval"] = others[place], others[place + len(resolved)]
+    for index, point in enumerate(resolved):
+        point["interval"], point["threshold_interval"] = others[index], others[index + len(resolved)]
     return {"eer": eer, "auc": auc}
 
 

@@ -53,19 +53,21 @@ def templates(
     ids, template_of_medium = media[0].unique(return_inverse=True)
     weights = 1 / images[medium_of_image].double()
     if quality is not None:
-        of_image = as_scores("quality", quality).to(x.device)
-        require(len(of_image) == len(x), "quality", f"a vector of {len(x)} numbers", tuple(of_image.shape))
-        require(bool((of_image >= 0).all()), "quality", "numbers >= 0", float(of_image.min()))
-        best = torch.zeros(len(ids), dtype=torch.float64, device=x.device)
-        best.scatter_reduce_(0, template_of_medium[medium_of_image], of_image, "amax")
-        for without in ids[best == 0][:1].tolist():
-            raise ValueError(f"quality must be positive for an image of each template, but is 0 in template {without}")
-        weights *= of_image
+        image_quality = as_scores("quality", quality).to(x.device)
+        require(len(image_quality) == len(x), "quality", f"a vector of {len(x)} numbers", tuple(image_quality.shape))
+        require(bool((image_quality >= 0).all()), "quality", "numbers >= 0", float(image_quality.min()))
+        best_quality = torch.zeros(len(ids), dtype=torch.float64, device=x.device)
+        best_quality.scatter_reduce_(0, template_of_medium[medium_of_image], image_quality, "amax")
+        for template_id in ids[best_quality == 0][:1].tolist():  # the first template without a usable image
+            raise ValueError(
+                f"quality must be positive for an image of each template, but is 0 in template {template_id}"
+            )
+        weights *= image_quality
     # The mean over media differs from their sum by a factor, which the direction does not depend on.
     template_of_image = template_of_medium[medium_of_image]
     sums = torch.zeros(len(ids), x.shape[1], dtype=torch.float64, device=x.device)
     for start, rows in blocks(x):
         part = slice(start, start + len(rows))
-        wide = (sphere.row_directions(rows) if unit else rows).double()
-        sums.index_add_(0, template_of_image[part], wide * weights[part, None])
+        embeddings = (sphere.row_directions(rows) if unit else rows).double()
+        sums.index_add_(0, template_of_image[part], embeddings * weights[part, None])
     return sphere.row_directions(sums).to(torch.promote_types(x.dtype, torch.float32))

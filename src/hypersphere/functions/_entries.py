@@ -58,15 +58,15 @@ def fields_on_device(entry: Entry, device: torch.device) -> Entry:
     """
     if not is_dataclass(entry) or isinstance(entry, type):
         return entry
-    moved: dict[str, Any] = {}
+    moved_fields: dict[str, Any] = {}
     for field in fields(entry):
         value = getattr(entry, field.name)
         if not isinstance(value, Tensor):
-            new = fields_on_device(value, device)
+            moved_value = fields_on_device(value, device)
         elif isinstance(value, nn.Parameter) or value.device == device or value.is_meta:
-            new = value  # a tensor on the meta device has no values that could be copied
+            moved_value = value  # a tensor on the meta device has no values that could be copied
         else:
-            new = value.to(device)
-        if new is not value:
-            moved[field.name] = new
-    return replace(entry, **moved) if moved else entry
+            moved_value = value.to(device)
+        if moved_value is not value:
+            moved_fields[field.name] = moved_value
+    return replace(entry, **moved_fields) if moved_fields else entry

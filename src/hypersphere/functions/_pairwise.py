@@ -225,8 +225,8 @@ def _batches(parts: Sequence[tuple[int, PairSum]]) -> Iterator[list[tuple[int, P
     for k, part in parts:
         if batch:
             last = batch[-1][1].w
-            is_alike = (part.w.device, part.w.dtype) == (last.device, last.dtype)
-            if not is_alike or pairs + part.pairs > _DENSE_PAIRS:
+            is_compatible = (part.w.device, part.w.dtype) == (last.device, last.dtype)
+            if not is_compatible or pairs + part.pairs > _DENSE_PAIRS:
                 yield batch
                 batch, pairs = [], 0.0
         batch.append((k, part))
@@ -236,7 +236,7 @@ def _batches(parts: Sequence[tuple[int, PairSum]]) -> Iterator[list[tuple[int, P
 
 
 class _Differentiable(torch.autograd.Function):
-    """Attach its gradients to a sum that has been computed already."""
+    """Attach the precomputed gradients of a sum to its value."""
 
     @staticmethod
     def forward(ctx: Any, pair_sum: PairSum, result: _Result, w: Tensor, rows: Tensor | None) -> Tensor:
@@ -247,7 +247,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        # Activation checkpointing allows one access.
+        # Read once: activation checkpointing allows only one access to `saved_tensors`.
         w, rows, weights, labels, counted, grad_w, factor_w, grad_rows = ctx.saved_tensors
         needs = ctx.needs_input_grad[2:]
         with _numerics.autocast_disabled(w):

@@ -1,4 +1,4 @@
-"""The state that a module used in its last forward passes, for activation checkpointing, which repeats some of them."""
+"""Remember the state of recent forward passes, because activation checkpointing repeats some of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PassHistory:
     A copy of the module has a copy of the history. The history is not part of the state dict.
 
     Args:
-        fallback: what a repeated pass uses that is not remembered, for a warning.
+        fallback: the state that a repeated pass uses if it is not remembered, in words, for a warning.
 
     Example:
         >>> history = PassHistory("the current mean")
@@ -66,13 +66,13 @@ class PassHistory:
         Args:
             fingerprint: of the repeated pass.
             otherwise: the state to use if the pass is not remembered, with tensors of the same shapes.
-            warn: whether to warn if the pass is not remembered, once per module.
+            warn: whether to warn if the pass is not remembered. A module warns at most once.
         """
         state, matches = otherwise, []
-        # Oldest first, so that the newest match remains. Selections and not branches, so that nothing waits for the
-        # device.
-        for known, candidate in self._passes:
-            is_same = _equal(known, fingerprint)
+        # Oldest first, so that the newest match remains. `torch.where` instead of branches, so that the host does not
+        # wait for the device.
+        for recorded, candidate in self._passes:
+            is_same = _equal(recorded, fingerprint)
             if is_same is not None:
                 matches.append(is_same)
                 state = tuple(
@@ -88,7 +88,7 @@ class PassHistory:
         self._passes.clear()
 
     def _warn_unless(self, matches: list[Tensor], like: Tensor) -> None:
-        """Warn if no pass matches, because the gradient is inexact then."""
+        """Warn if no pass matches, because the gradient is then inexact."""
         # This waits for the device, but only in passes that activation checkpointing repeats. Capturing a CUDA graph
         # does not allow it.
         is_captured = like.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -104,9 +104,9 @@ class PassHistory:
         )
 
 
-def _equal(known: Sequence[Tensor], fingerprint: Sequence[Tensor]) -> Tensor | None:
+def _equal(recorded: Sequence[Tensor], fingerprint: Sequence[Tensor]) -> Tensor | None:
     """Return a boolean scalar, or None if the tensors differ in shape, dtype or device. NaN equals NaN."""
-    pairs = list(zip(known, fingerprint, strict=True))
+    pairs = list(zip(recorded, fingerprint, strict=True))
     if any(a.shape != b.shape or a.dtype != b.dtype or a.device != b.device for a, b in pairs):
         return None
     return torch.stack([((a == b) | ((a != a) & (b != b))).all() for a, b in pairs]).all()

@@ -1,8 +1,8 @@
 r"""Energy kernels f_s: how strongly two vectors on the sphere repel each other at a given distance.
 
-Distances are raised to a floor (`_numerics.squared_distance_floor`, 4.2e-8 for small powers), so coincident vectors
-have a finite energy and a zero gradient. `PairPotential` combines a kernel with a distance, and with the mirror images
-of half space.
+Distances are raised to a floor, so coincident vectors have a finite energy and a zero gradient. The floor is 4.2e-8 for
+small powers (`_numerics.squared_distance_floor` returns its square). `PairPotential` combines a kernel with a distance,
+and with the mirror images of half space.
 
 To add a kernel:
 

@@ -152,6 +152,7 @@ class AffineAngleMargin(Margin):
         return psi if _equals(m3, 0) else psi - m3, slope
 
     def _scaled_coefficients(self, strength: Strength) -> tuple[Strength, Strength, Strength]:
+        """Return the coefficients at a strength from 0 to 1."""
         m1, m2, m3 = self.coefficients
         if _equals(strength, 1):
             return m1, m2, m3
@@ -166,6 +167,7 @@ def _equals(coefficient: Strength, number: float) -> bool:
 
 
 def _has_recurrence(m1: Strength, m2: Strength) -> bool:
+    """Return True if cos(m₁θ + m₂) is a polynomial in cos θ that the Chebyshev recurrence computes accurately."""
     return not isinstance(m1, Tensor) and m1 in _RECURRENCE_RANGE and _equals(m2, 0)
 
 

@@ -312,8 +312,8 @@ class Cayley(_CayleyMap):
                 f"the generator of a Cayley rotation must have a norm below {self.LARGEST_NORM:.0e}, not {norm:.1e}: "
                 "lower the learning rate, set a bound, or use the method 'exponential'"
             )
-        # Near norm = 1/eps the 1 of I+S is rounded away. The solution then preserves norms but is wrong, so a norm
-        # within a factor of 1000 of this limit goes to float64 without a trial.
+        # Near norm = 1/eps the 1 of I+S is rounded away. The solution then preserves norms but is wrong, so the
+        # check of norms below would not detect it. From a thousandth of this limit on, float64 is used directly.
         if norm * _numerics.machine_epsilon(v.dtype) < 1e-3:
             w = super().evaluate(free, v)
             if norms_preserved(w.detach(), v.detach()):

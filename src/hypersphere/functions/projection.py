@@ -40,8 +40,8 @@ class Projection(abc.ABC):
     """A basis for neurons of one shape, and the vectors that it maps neurons to.
 
     Attributes:
-        scope: layers share a basis if this property of them is equal: the "length" of their neurons, their "channels"
-            and taps, or the "layer" itself (never shared).
+        scope: which layers share a basis: those with neurons of the same "length", those with the same "channels" and
+            kernel positions, or none ("layer").
         aggregate: how the energies of the views are combined, "mean" or "max".
         min_distance: the distance at which `CoMHE` caps the energy unless it is given another one; None for no cap.
         every: the number of steps between draws or updates of the basis.
@@ -54,7 +54,7 @@ class Projection(abc.ABC):
 
     @abc.abstractmethod
     def basis(self, neurons: int, channels: int, taps: int, generator: torch.Generator) -> Tensor:
-        """Draw the basis for `neurons` rows of `channels`·`taps` numbers."""
+        """Draw the basis for `neurons` rows of `channels`·`taps` numbers, where taps are the positions of a kernel."""
 
     @abc.abstractmethod
     def __call__(self, w: Tensor, basis: Tensor) -> tuple[Tensor, ...]:

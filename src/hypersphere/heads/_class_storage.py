@@ -386,7 +386,7 @@ class _SparseRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, rows: Tensor) -> Tensor:
         ctx.rows, ctx.shape = rows, values.shape
-        return values[rows]
+        return values.index_select(0, rows)  # takes half the time of values[rows]
 
     @staticmethod
     @once_differentiable

@@ -51,20 +51,20 @@ class MovingAverage:
             ValueError: if a weight was replaced, as `head.grow` does. Create a new average then.
         """
         self._require_same_weights()
-        # Each process averages its part of a divided weight: one call cannot mix DTensors with other tensors.
+        # Each process averages its part of a sharded weight, because one call cannot mix DTensors with other tensors.
         averages, weights = (
-            [one.to_local() if hasattr(one, "to_local") else one.detach() for one in tensors]
+            [tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach() for tensor in tensors]
             for tensors in (self.averages.values(), self._weights.values())
         )
         torch._foreach_lerp_(averages, weights, 1 - self.decay)
 
     def _require_same_weights(self) -> None:
-        """Raise a `ValueError` if the module has other parameters: their rows may belong to other classes."""
+        """Raise a `ValueError` if parameters were replaced: rows of the new ones may belong to other classes."""
         for module in self.module.modules():
             if hasattr(module, "reshard"):  # FSDP keeps complete copies of some weights after an evaluation
                 module.reshard()  # type: ignore[operator]
-        now = dict(self.module.named_parameters())
-        replaced = [name for name in now | self._weights if now.get(name) is not self._weights.get(name)]
+        current = dict(self.module.named_parameters())
+        replaced = [name for name in current | self._weights if current.get(name) is not self._weights.get(name)]
         if replaced:
             names = ", ".join(replaced)
             raise ValueError(f"parameters were replaced, as by `head.grow`: {names}; create a new MovingAverage")
@@ -80,6 +80,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def _exchange(self) -> None:
+        """Swap the weights with their averages."""
         self._require_same_weights()
         for name, parameter in self._weights.items():
             weight = parameter.detach().clone()

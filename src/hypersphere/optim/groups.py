@@ -23,7 +23,7 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Split the trained parameters into two groups for an optimiser: with weight decay, and without.
 
-    Weights of `hypersphere.layers_of` of which only the directions matter get no decay. Other modules declare
+    Weights of which only the directions matter get no decay; `hypersphere.layers_of` finds them. Other modules list
     parameters that decay would harm in an attribute `decay_free_parameters`, a tuple of names. An example is a
     rotation, where decay pulls R to the identity or makes it non-orthogonal.
 
@@ -34,6 +34,9 @@ def param_groups(
         bias: apply decay to biases, too.
         normalization: apply decay to the parameters of batch, layer, group and instance normalisation, too.
         report: print the group of every parameter, with the neurons it holds or the reason why it gets no decay.
+
+    Returns:
+        The group with weight decay, then the group without.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -53,24 +56,24 @@ def param_groups(
         weight = cast(nn.Module, layer.module)._parameters.get(layer.parameter)
         if weight is not None:
             layers.setdefault(id(weight), []).append(layer)
-    # By identity of the parameter: why it gets no decay.
-    reasons = {key: "only directions matter" for key, parts in layers.items() if not parts[0].uses_weight_norm}
+    # Why a parameter gets no decay, by the identity of the parameter.
+    reasons = {key: "only directions matter" for key, slices in layers.items() if not slices[0].uses_weight_norm}
     for module in model.modules():
         declared = set(getattr(module, "decay_free_parameters", ()))
         # Names may refer to children, such as "free.main" in the ParameterDict of a rotation.
         for name, parameter in module.named_parameters():
             if name in declared:
                 reasons.setdefault(id(parameter), f"{type(module).__name__} excludes it")
-        direct = dict(module.named_parameters(recurse=False))
+        direct_parameters = dict(module.named_parameters(recurse=False))
         if not normalization and isinstance(module, NORMALIZATIONS):
-            for parameter in direct.values():
+            for parameter in direct_parameters.values():
                 reasons.setdefault(id(parameter), "parameter of a normalisation")
-        for name, parameter in direct.items():
+        for name, parameter in direct_parameters.items():
             if not bias and "bias" in name.split("_"):  # also in_proj_bias and bias_ih_l0 of torch
                 reasons.setdefault(id(parameter), "bias")
     trained = [p for p in model.parameters() if p.requires_grad]
     if report:
-        neurons = {key: _describe(parts) for key, parts in layers.items()}
+        neurons = {key: _describe(slices) for key, slices in layers.items()}
         _print_report(model, weight_decay, reasons, neurons)
     return [
         {"params": [p for p in trained if id(p) not in reasons], "weight_decay": weight_decay},
@@ -78,23 +81,23 @@ def param_groups(
     ]
 
 
-def _describe(parts: list[NeuronLayer]) -> str:
-    """Return the neurons of one weight in words. Slices of a fused weight have equal shapes."""
-    return parts[0].describe() if len(parts) == 1 else f"{len(parts)} times {parts[0].describe()}"
+def _describe(slices: list[NeuronLayer]) -> str:
+    """Describe the neurons of one weight. Slices of a fused weight have equal shapes."""
+    return slices[0].describe() if len(slices) == 1 else f"{len(slices)} times {slices[0].describe()}"
 
 
 def _print_report(model: nn.Module, weight_decay: float, reasons: dict[int, str], neurons: dict[int, str]) -> None:
-    decayed, without, frozen = [], [], []
+    decayed, not_decayed, frozen = [], [], []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             frozen.append(f"  {name}")
         elif id(parameter) in reasons:
-            without.append(f"  {name}: {reasons[id(parameter)]}")
+            not_decayed.append(f"  {name}: {reasons[id(parameter)]}")
         else:
             decayed.append(f"  {name}: {neurons[id(parameter)]}" if id(parameter) in neurons else f"  {name}")
     for title, names in (
         (f"weight decay {weight_decay:g}", decayed),
-        ("no weight decay", without),
+        ("no weight decay", not_decayed),
         ("frozen, in no group", frozen),
     ):
         if names:

@@ -25,7 +25,7 @@ from hypersphere.optim.torch_optimizers import restore_saved_dtypes
 
 __all__ = ["Hyperball"]
 
-_PER = ("matrix", "row", None)
+_PER_OPTIONS = ("matrix", "row", None)
 
 
 class Hyperball(torch.optim.Optimizer):
@@ -194,7 +194,7 @@ class _Move:
         return type(self.weight) is Tensor
 
     def begin(self, displacements: dict[Tensor, Tensor]) -> None:
-        """Let the parameter be zero until `end`. `displacements` keeps memory for it on the CPU."""
+        """Set the parameter to zero until `end`. On the CPU, `displacements` keeps the memory that this needs."""
         if not self._is_plain:
             self.displacement = self.weight.clone()
             self.weight.zero_()
@@ -224,7 +224,7 @@ def _move_on_spheres(moves: Sequence[_Move]) -> None:
     per, rate = moves[0].group["per"], moves[0].group["lr"]
     weights = [_numerics.widen(move.weight) for move in moves]
     displacements = [_numerics.widen(move.displacement) for move in moves]  # type: ignore[arg-type]
-    # The numbers of all matrices are one vector, so that their arithmetic takes a few operations in total.
+    # The radii and norms of all matrices are joined in one vector, so that a few operations update them all.
     radii = torch.cat([move.radius.flatten() for move in moves])  # type: ignore[union-attr]
     lengths = _norms(displacements, per)
     sizes, shapes = [t.numel() for t in lengths], [t.shape for t in lengths]
@@ -233,14 +233,14 @@ def _move_on_spheres(moves: Sequence[_Move]) -> None:
         return [part.view(shape) for part, shape in zip(values.split(sizes), shapes, strict=True)]
 
     length = torch.cat([t.flatten() for t in lengths])
-    has_radius, stays = radii > 0, _numerics.squared_norm_is_zero(length.square())
+    has_radius, is_unchanged = radii > 0, _numerics.squared_norm_is_zero(length.square())
     # Rows without radius get the plain update.
-    factors = torch.where(has_radius, (rate * radii / length).masked_fill(stays, 0.0), 1.0)
+    factors = torch.where(has_radius, (rate * radii / length).masked_fill(is_unchanged, 0.0), 1.0)
     torch._foreach_addcmul_(weights, displacements, split(factors))
     norms = torch.cat([t.flatten() for t in _norms(weights, per)])
-    # Weights that stay are not rescaled, so that rounding does not change them.
-    stays |= _numerics.squared_norm_is_zero(norms.square())
-    torch._foreach_mul_(weights, split(torch.where(has_radius & ~stays, radii / norms, 1.0)))
+    # Weights without a step are not rescaled, so that rounding does not change them.
+    is_unchanged |= _numerics.squared_norm_is_zero(norms.square())
+    torch._foreach_mul_(weights, split(torch.where(has_radius & ~is_unchanged, radii / norms, 1.0)))
     for move, weight in zip(moves, weights, strict=True):
         if weight is not move.weight:
             move.weight.copy_(_numerics.narrow(weight, move.weight.dtype))
@@ -271,4 +271,4 @@ def _layout(t: Tensor) -> tuple[Any, ...]:
 
 
 def _require_per(group: dict[str, Any]) -> None:
-    require(group["per"] in _PER, "per", "'matrix', 'row' or None", group["per"])
+    require(group["per"] in _PER_OPTIONS, "per", "'matrix', 'row' or None", group["per"])

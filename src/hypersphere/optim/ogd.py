@@ -52,7 +52,7 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
 
     @abc.abstractmethod
     def _direction(self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> tuple[Tensor, Tensor | float]:
-        """Return the averaged descent direction M, and the number that its skew part is divided by."""
+        """Return the descent direction M with momentum, and the number by which it must still be divided."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -77,6 +77,7 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
         restore_saved_dtypes(self, state_dict)
 
     def _move(self, p: Tensor, group: dict[str, Any], *, name: str) -> None:
+        """Move one matrix, or one batch of matrices, along its Cayley curve, and update its state."""
         # FSDP2 distributes matrices over processes. A step needs the full matrix, so every process computes all of it.
         u, grad = _numerics.widen(_gather(p.detach())), _numerics.widen(_gather(p.grad))  # type: ignore[arg-type]
         state = {key: _gather(value) if isinstance(value, Tensor) else value for key, value in self.state[p].items()}
@@ -84,17 +85,19 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
         state.setdefault("momentum", torch.zeros_like(u))
         m, scale = self._direction(grad, state, group)
         with _numerics.autocast_disabled(u):
-            # Multiply M by a power of two, so that neither the product nor its norm overflows: Ω' = unit·scale·Ω.
-            unit = _numerics.unit_scale(m.abs().amax((-2, -1), keepdim=True))
-            a = u.mT @ (m * unit)
+            # Multiply M by a power of two, so that neither the product nor its norm overflows. M is not divided by
+            # `scale` either, so the matrix `omega` is Ω' = power·scale·Ω.
+            power = _numerics.unit_scale(m.abs().amax((-2, -1), keepdim=True))
+            a = u.mT @ (m * power)
             omega = 0.5 * (a - a.mT)
             tangent = u @ omega
             # Only the part of M that is tangent to the group is remembered, so momentum does not pull U off it.
-            state["momentum"] = tangent / unit
-            # λ' = λ/(unit·scale), reduced if necessary to λ‖Ω‖ ≤ 2q, where the fixed-point steps converge.
+            state["momentum"] = tangent / power
+            # λ' = λ/(power·scale) makes up for both factors. It is reduced if necessary to λ‖Ω‖ ≤ 2q, where the
+            # fixed-point steps converge.
             omega_norm = torch.linalg.matrix_norm(omega).unsqueeze(-1).unsqueeze(-1)
             largest_rate = 2 * group["guard"] / omega_norm.masked_fill(omega_norm == 0, 1.0)
-            rate = torch.minimum(group["lr"] / (unit * scale), largest_rate)
+            rate = torch.minimum(group["lr"] / (power * scale), largest_rate)
             y = u + rate * tangent
             half_step = 0.5 * rate * omega
             for _ in range(2):
@@ -193,22 +196,22 @@ class OGDAdam(_CayleyDescent):
                 state["rms"] = state.pop("square").sqrt()
 
     def _direction(self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> tuple[Tensor, Tensor | float]:
-        first, second = group["betas"]
+        beta1, beta2 = group["betas"]
         # Squares of float32 gradients overflow from 1.8e19 on. So the state is the root mean square, updated by hypot,
         # and `sphere.norm` scales entries before it squares them.
         norm = sphere.norm(grad.flatten(-2), keepdim=True).unsqueeze(-1)
         norm = norm.clamp_max(torch.finfo(norm.dtype).max)
         previous = state.get("rms", torch.zeros_like(norm))
-        state["rms"] = torch.hypot(second**0.5 * previous, (1 - second) ** 0.5 * norm)
+        state["rms"] = torch.hypot(beta2**0.5 * previous, (1 - beta2) ** 0.5 * norm)
         # Bias corrections as in Adam: both averages start at zero.
-        rms = state["rms"] / (1 - second ** state["steps"]) ** 0.5
-        m = first * state["momentum"] - (1 - first) * grad
-        return m, (1 - first ** state["steps"]) * rms.masked_fill(rms == 0, 1.0)
+        rms = state["rms"] / (1 - beta2 ** state["steps"]) ** 0.5
+        m = beta1 * state["momentum"] - (1 - beta1) * grad
+        return m, (1 - beta1 ** state["steps"]) * rms.masked_fill(rms == 0, 1.0)
 
 
 def _restore_orthogonality(y: Tensor, is_inexact: Tensor) -> Tensor:
     """Apply Newton–Schulz steps to the inexact matrices of a batch until they are orthogonal."""
-    for _ in range(6):  # every iteration squares the error
+    for _ in range(6):  # convergence is quadratic
         gram = y.mT @ y
         is_inexact = is_inexact & (_gram_error(gram) > _numerics.rotation_tolerance(y.dtype))
         if not bool(is_inexact.any()):
@@ -218,10 +221,11 @@ def _restore_orthogonality(y: Tensor, is_inexact: Tensor) -> Tensor:
 
 
 def _require_finite(m: Tensor, name: str) -> None:
-    """Raise a `ValueError` if the running mean M of the gradients is not finite."""
-    bad = int((~torch.isfinite(m)).sum())
-    if bad:
-        raise ValueError(f"the gradients of {name} must be finite, but {bad} of {m.numel()} entries of M are not")
+    """Raise a `ValueError` if the momentum M of the gradients is not finite."""
+    invalid = int((~torch.isfinite(m)).sum())
+    if invalid:
+        count = f"{invalid} of {m.numel()} entries"
+        raise ValueError(f"gradients of {name} must be finite, but {count} of their momentum are not")
 
 
 def _gram_error(gram: Tensor) -> Tensor:
@@ -253,7 +257,7 @@ def _gather(x: Tensor) -> Tensor:
 
 def _shard(x: Tensor, like: Tensor) -> Tensor:
     """Return this process's part of `x`, distributed like the parameter `like`, or `x` if `like` is not distributed."""
-    if not hasattr(like, "full_tensor") or x.shape != like.shape:  # a running mean has one number per matrix
+    if not hasattr(like, "full_tensor") or x.shape != like.shape:  # a root mean square has one number per matrix
         return x
     from torch.distributed.tensor import distribute_tensor
 

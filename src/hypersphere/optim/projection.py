@@ -24,7 +24,7 @@ __all__ = ["WeightedGradients", "project_weights_"]
 def project_weights_(model: nn.Module, norm: float = 1.0, *, report: bool = False) -> None:
     r"""Rescale every filter and every unit class vector to norm s in place, w ← s·ŵ (thesis, section 4.4.1).
 
-    Outputs do not change. Ordinary layers and heads that keep ‖w‖ (`normalize_weight=False`) are left alone. Call it
+    Outputs do not change. Ordinary layers and heads that keep ‖w‖ (`normalize_weight=False`) are not rescaled. Call it
     after `optimizer.step()`, every step or every few steps.
 
     Args:
@@ -41,7 +41,7 @@ def project_weights_(model: nn.Module, norm: float = 1.0, *, report: bool = Fals
         tensor([2., 2., 2.])
     """
     require(is_number(norm, 0) and norm > 0, "norm", "a positive number", norm)
-    # Each class vector is rescaled separately, so the class vectors of this process can be treated without the others.
+    # Each class vector is rescaled separately, so a distributed head needs no communication.
     layers = _layers_without_weight_norm(layers_of(model, local_classes=True), heads=True)
     for layer in layers:
         layer.write(norm * sphere.polar(layer.rows())[1])
@@ -72,7 +72,7 @@ class WeightedGradients:
         for module in modules:
             hooks = module._forward_pre_hooks.values()
             is_weighted = any(isinstance(hook, _GradientWeighting) and hook.active for hook in hooks)
-            require(not is_weighted, "model", "one whose gradients are not weighted already", type(model).__name__)
+            require(not is_weighted, "model", "a model whose gradients are not weighted yet", type(model).__name__)
         self._weighting = _GradientWeighting()
         self._handles = [module.register_forward_pre_hook(self._weighting) for module in modules]
         for module in modules:  # gradients may arrive without a forward pass of the module
@@ -98,7 +98,7 @@ class _GradientWeighting:
     """A forward pre-hook that makes sure that a module's weight has the gradient hook.
 
     Deep copies lose the hooks of parameters, but keep the hooks of modules. One object is shared by a model and its
-    copies, so that all of them end together.
+    copies, so that `remove` ends the weighting of all of them.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ def _layers_without_weight_norm(selection: LayerSelection, *, heads: bool) -> La
         if layer.uses_weight_norm:
             raise ValueError(f"model must only have operators that do not depend on ‖w‖, but {name!r} does")
         if cast(nn.Module, layer.module)._parameters.get(layer.parameter) is None:
-            raise ValueError(f"model must own the weights of its operators, but the weight of {name!r} is parametrised")
+            raise ValueError(f"model must not have parametrised operators, but the weight of {name!r} is parametrised")
         return None
 
     layers = selection.without(reason_to_skip)

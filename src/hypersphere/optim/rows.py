@@ -1,14 +1,14 @@
 r"""Optimisers that update only the rows of a parameter that have a gradient.
 
 A step with sampled classes (`ShardedHead(sample=...)`) has a sparse gradient: some class vectors were drawn, the others
-have no gradient. Momentum and weight decay of a dense optimiser would move all of them. Here every row has a clock of
-its own, which advances when the row is drawn:
+have no gradient. Momentum and weight decay of a dense optimiser would move all of them. Here every row has its own
+step count, which advances when the row is drawn:
 
     a row moves exactly as the dense optimiser would move it if the steps in which it is not drawn did not exist.
 
-Missed steps are skipped, not caught up, for two reasons. Momentum keeps its effect: a gradient moves its row by
+Missed steps are skipped, not repeated later, for two reasons. Momentum keeps its effect: a gradient moves its row by
 η·∇f/(1 − μ) in total, as in the dense optimiser, whatever the rate at which rows are drawn, and no row jumps along an
-old momentum that the loss has not seen. Weight decay is applied once per gradient, so the balance between the two does
+old momentum when it is drawn again. Weight decay is applied once per gradient, so the balance between the two does
 not depend on the rate either. If all rows are drawn, both optimisers equal their namesakes in `torch.optim`.
 """
 
@@ -84,7 +84,9 @@ class _RowOptimizer(torch.optim.Optimizer, abc.ABC):
         grad, state = torch.atleast_1d(grad), self.state[p]
         if not any(name in state for name in self._state_names):
             state.update(self._initial_state(weight, group))
-        per_row = {name: state[name] for name in self._state_names if name in state}  # others may use the state, too
+        per_row = {
+            name: state[name] for name in self._state_names if name in state
+        }  # the state may also hold entries of other code
         num_rows = max(1, _BLOCK * len(weight) // max(weight.numel(), 1))
         for start in range(0, len(grad), num_rows):
             block = slice(start, start + num_rows)
@@ -210,17 +212,17 @@ class RowAdamW(_RowOptimizer):
         return {"steps": steps, "mean": _wide_zeros(weight), "mean_square": _wide_zeros(weight)}
 
     def _update(self, w: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
-        first, second = group["betas"]
+        beta1, beta2 = group["betas"]
         steps = state["steps"] + 1
-        mean = torch.lerp(state["mean"], grad, 1 - first)
-        mean_square = torch.addcmul(second * state["mean_square"], grad, grad, value=1 - second)
+        mean = torch.lerp(state["mean"], grad, 1 - beta1)
+        mean_square = torch.addcmul(beta2 * state["mean_square"], grad, grad, value=1 - beta2)
         state |= {"steps": steps, "mean": mean, "mean_square": mean_square}
         # 1 − βᵗ is computed as −expm1(t·log β), because the difference would lose three digits for β₂ at small t.
         t = steps.to(w.dtype).view(-1, *[1] * (w.ndim - 1))
         first_bias, second_bias = (-torch.expm1(t * (math.log(beta) if beta else -math.inf)) for beta in group["betas"])
-        deviation = (mean_square / second_bias).sqrt_().add_(group["eps"])
+        denominator = (mean_square / second_bias).sqrt_().add_(group["eps"])
         decayed = w.mul(1 - group["lr"] * group["weight_decay"])
-        return decayed.addcdiv_(mean / first_bias, deviation, value=-group["lr"])
+        return decayed.addcdiv_(mean / first_bias, denominator, value=-group["lr"])
 
 
 def _wide_zeros(weight: Tensor) -> Tensor:
@@ -229,5 +231,5 @@ def _wide_zeros(weight: Tensor) -> Tensor:
 
 
 def _rows(t: Tensor, index: Tensor | slice) -> Tensor:
-    # `index_select` takes half the time of t[index].
+    """Return the indexed rows. `index_select` takes half the time of t[index]."""
     return t[index] if isinstance(index, slice) else t.index_select(0, index)

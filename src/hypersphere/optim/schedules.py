@@ -1,4 +1,4 @@
-"""Learning-rate schedules: factors of the learning rate as functions of the completed fraction of training."""
+"""Learning-rate schedules: the factor of the learning rate as a function of the completed fraction of training."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Schedule:
         require(fits, "warmup", accepted, self.warmup)
 
     def after(self, part: float) -> float:
-        """Return the factor at a fraction of the time after the warm-up."""
+        """Return the factor after the warm-up, at the fraction `part` of the remaining training."""
         return 1.0
 
     def in_fractions(self, total: int, steps_per_epoch: int) -> Schedule:
         """Return the same schedule with all durations as fractions of `total` steps."""
-        size = {"fraction": 1.0, "steps": 1 / total, "epochs": steps_per_epoch / total}[self.unit]
-        return replace(self, **self._rescaled(size), unit="fraction") if self.unit != "fraction" else self
+        unit_length = {"fraction": 1.0, "steps": 1 / total, "epochs": steps_per_epoch / total}[self.unit]
+        return replace(self, **self._rescaled(unit_length), unit="fraction") if self.unit != "fraction" else self
 
-    def _rescaled(self, size: float) -> dict[str, Any]:
-        return {"warmup": min(self.warmup * size, 0.999)}
+    def _rescaled(self, unit_length: float) -> dict[str, Any]:
+        return {"warmup": min(self.warmup * unit_length, 0.999)}
 
     def __call__(self, part: float) -> float:
         """Return the factor at a fraction of training."""
@@ -109,13 +109,13 @@ class Steps(Schedule):
         """Check the times."""
         super().__post_init__()
         require(all(is_number(time, 0) for time in self.at), "at", "numbers >= 0", self.at)
-        many = isinstance(self.factor, (list, tuple))
+        is_sequence = isinstance(self.factor, (list, tuple))
         accepted = "a number, or one per time, and times in ascending order"
-        fits = not many or (len(self.factor) == len(self.at) and list(self.at) == sorted(self.at))  # type: ignore[arg-type]
+        fits = not is_sequence or (len(self.factor) == len(self.at) and list(self.at) == sorted(self.at))  # type: ignore[arg-type]
         require(fits, "factor", accepted, self.factor)
 
-    def _rescaled(self, size: float) -> dict[str, Any]:
-        return {**super()._rescaled(size), "at": tuple(time * size for time in self.at)}
+    def _rescaled(self, unit_length: float) -> dict[str, Any]:
+        return {**super()._rescaled(unit_length), "at": tuple(time * unit_length for time in self.at)}
 
     def __call__(self, part: float) -> float:
         """Return the factor at a fraction of training."""
@@ -159,7 +159,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def is_better(metric: str, value: float, best: float | None, threshold: float = 0.0) -> bool:
-    """Return True if a metric has improved. Losses and error rates should be small, all other metrics large.
+    """Return True if a metric has improved. Lower is better for losses and error rates, higher for all other metrics.
 
     >>> is_better("loss", 0.9, 1.0), is_better("verification.accuracy", 0.9, 1.0), is_better("accuracy", 0.5, None)
     (True, False, True)
@@ -177,8 +177,8 @@ class Scheduler:
     Args:
         optimizers: the optimisers; their current learning rates correspond to a factor of 1.
         schedule: the schedule.
-        total: number of steps of training.
-        steps_per_epoch: number of steps of an epoch.
+        total: number of steps in training.
+        steps_per_epoch: number of steps in an epoch.
     """
 
     def __init__(
@@ -189,15 +189,15 @@ class Scheduler:
         self.best: float | None = None
         self.bad, self.reduction = 0, 1.0
         self.rates = [(optimizer, [group["lr"] for group in optimizer.param_groups]) for optimizer in optimizers]
-        self._set()
+        self._set_rates()
 
     def step(self) -> None:
-        """Count a step."""
+        """Advance by one step and set the learning rates."""
         self.done += 1
-        self._set()
+        self._set_rates()
 
     def observe(self, metrics: Any) -> None:
-        """Use the metrics of a validation, for the schedule "plateau"."""
+        """Lower the learning rates if the metric of a `Plateau` no longer improves. Other schedules ignore metrics."""
         schedule = self.schedule
         if not isinstance(schedule, Plateau):
             return
@@ -210,10 +210,10 @@ class Scheduler:
             self.bad += 1
         if self.bad > schedule.patience:
             self.reduction, self.bad = max(self.reduction * schedule.factor, schedule.least), 0
-            self._set()
+            self._set_rates()
 
-    def _set(self) -> None:
-        # evaluated in the middle of the next step, where no schedule is 0
+    def _set_rates(self) -> None:
+        # Evaluate the schedule in the middle of the next step, where no schedule is 0.
         factor = self.schedule(min((self.done + 0.5) / self.total, 1.0)) * self.reduction
         for optimizer, rates in self.rates:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -227,4 +227,4 @@ class Scheduler:
         """Restore the state and the learning rates."""
         self.done, self.best = int(state["done"]), state["best"]
         self.bad, self.reduction = state["bad"], state["reduction"]
-        self._set()
+        self._set_rates()

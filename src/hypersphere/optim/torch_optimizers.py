@@ -1,4 +1,4 @@
-"""The optimisers of torch by name, several optimisers that step together, and state in its saved precision."""
+"""The optimisers of torch by name, a container for several optimisers, and loading of state in its saved dtypes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hypersphere.optim.muon import Muon
 __all__ = ["OPTIMIZERS", "Optimizers", "restore_saved_dtypes"]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}}
-# The base class; one that needs a closure; one that needs sparse gradients; one that is replaced by ours.
-_OTHER_INTERFACE = ("Optimizer", "LBFGS", "SparseAdam", "Muon")
+# Not listed: the base class, LBFGS (needs a closure), SparseAdam (needs sparse gradients) and Muon (ours replaces it).
+_EXCLUDED = ("Optimizer", "LBFGS", "SparseAdam", "Muon")
 
-# Every optimiser of torch under its name in small letters, and Muon, called with parameter groups and options.
+# Every other optimiser of torch under its name in lower case, and Muon; called with parameter groups and options.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     name.lower(): partial(value, **_DEFAULTS[name]) if name in _DEFAULTS else value
     for name, value in sorted(vars(torch.optim).items())
-    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in _OTHER_INTERFACE
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in _EXCLUDED
 }
 OPTIMIZERS["muon"] = Muon
 
 
 class Optimizers:
-    """Several optimisers that step together.
+    """Several optimisers with the interface of one.
 
     Example:
         >>> network, head = torch.nn.Linear(4, 2), torch.nn.Linear(2, 3)
@@ -57,14 +57,14 @@ class Optimizers:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each optimiser."""
-        return {str(place): optimizer.state_dict() for place, optimizer in enumerate(self.optimizers)}
+        return {str(index): optimizer.state_dict() for index, optimizer in enumerate(self.optimizers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state of each optimiser."""
         count = len(self.optimizers)
         require(len(state) == count, "state", f"the states of {count} optimisers", len(state))
-        for place, optimizer in enumerate(self.optimizers):
-            optimizer.load_state_dict(state[str(place)])
+        for index, optimizer in enumerate(self.optimizers):
+            optimizer.load_state_dict(state[str(index)])
 
 
 def restore_saved_dtypes(

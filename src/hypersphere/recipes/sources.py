@@ -1,7 +1,7 @@
 """The tables and figures of the sources (the thesis and its papers), and the numbers that they print.
 
-`sources.json` has one entry per table, figure and claim: the part of the library it belongs to, its kind, its place in
-the source, its columns, and its rows with one cell per column. `scripts/collect_sources.py` writes it.
+`sources.json` has one entry per table, figure and claim: the part of the library it belongs to, its kind, its columns,
+and its rows with one cell per column. `scripts/collect_sources.py` writes it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ class SourceEntry:
     Attributes:
         part: "objectives", "architectures", "energy" or "rotation".
         kind: "table", "figure", "function plot", "claim", "text claim" or "theory".
-        where: its place in the source.
         metric: what its numbers are.
         columns: names of the columns; empty if there is only one.
         rows: cells by row, one per column; None where the source prints no number.
-        same_as: other places that print the same experiment.
+        same_as: identifiers of other entries that print the same experiment.
     """
 
     part: str
     kind: str
-    where: str
     metric: str = ""
     columns: Sequence[str] = ()
     rows: Mapping[str, Sequence[Any]] = field(default_factory=dict)
