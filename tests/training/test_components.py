@@ -10,8 +10,8 @@ from hypersphere.training.components import (
     MENUS,
     NESTED,
     Menu,
+    _converted_value,
     _parameters,
-    _value,
     check_components,
     complete_settings,
     create,
@@ -158,7 +158,7 @@ def test_every_printed_default_is_accepted_again(menu):
             if option == "levels":  # objects, which have no plain form
                 continue
             printed = default if isinstance(default, str) else json.dumps(default)
-            value = _value(f"{menu}.{option}", parse_value(printed), parameter.annotation)
+            value = _converted_value(f"{menu}.{option}", parse_value(printed), parameter.annotation)
             assert value == (tuple(default) if isinstance(default, list) else default), (name, option)
 
 

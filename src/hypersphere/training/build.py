@@ -474,8 +474,8 @@ def _require_two_classes(config: Config, split: data.DataSplit) -> None:
 def _is_large_head(component: Component, dim: int, num_classes: int) -> bool:
     """Return True if the class vectors of a sharded head may not fit in one process, so that each draws its own rows.
 
-    Smaller heads are drawn completely, so that their class vectors do not depend on the number of processes. So are heads
-    with options per class, whose values would be lost on the meta device.
+    Smaller heads are drawn completely, so that their class vectors do not depend on the number of processes. Heads with
+    options per class are, too, because these values would be lost on the meta device.
     """
     has_options_per_class = any(isinstance(value, list) for value in component.options.values())
     return dim * num_classes > META_HEAD_SIZE and not has_options_per_class

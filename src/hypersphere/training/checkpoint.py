@@ -252,7 +252,7 @@ class Checkpoints:
                 raise ValueError(f"step must be at least {later}, because {path} exists, not {step}")
 
     def _rename_damaged(self) -> None:
-        """Rename damaged checkpoints, so that they are neither counted nor used, and remove all but the last of them."""
+        """Rename damaged checkpoints, so that they are neither counted nor used, and remove all but the last ones."""
         for path in sorted(self._damaged):
             name, attempt = f"{DAMAGED}{path.name.partition('.')[0]}", 0
             while (target := self.folder / (f"{name}.{attempt}" if attempt else name)).exists():
