@@ -75,7 +75,7 @@ def test_train_checks_the_settings_before_the_folder(tmp_path, train):
 
 
 def test_train_full_disk_keeps_earlier_checkpoints(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(Trainer, "_is_due", lambda self, patience=0: self.progress.step == 3)
+    monkeypatch.setattr(Trainer, "_is_due", lambda self, interval=0: self.progress.step == 3)
     save, limits = Trainer._save, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limited(trainer, **more):
