@@ -233,14 +233,14 @@ class Trainer:
             with nullcontext() if experiment.ema is None else experiment.ema.applied():
                 line |= experiment.validation(experiment.objective)
             experiment.scheduler.observe(line)
-            improved = self._is_best(line)
+            improved = self._update_best(line)
         line["seconds"] = round(self.seconds, 3)
         self.metrics = line if measure else self.metrics
         self._log(line)
         return improved
 
-    def _is_best(self, line: Mapping[str, Any]) -> bool:
-        """Update `best` if the metric `validation.best` improved, and return True in that case."""
+    def _update_best(self, line: Mapping[str, Any]) -> bool:
+        """Compare the metric `validation.best` with `best`, update that, and return True if the metric improved."""
         metric = self.config.validation.best
         if metric is None:
             return False

@@ -56,8 +56,8 @@ class Accuracy:
 class VerificationProtocol:
     """Verification of pairs: are two examples of the same class?
 
-    Pairs are those of a file or of the data. Otherwise equally many pairs of both kinds are drawn, in folds of different
-    classes if there are enough.
+    Pairs are those of a file or of the data. Otherwise equally many pairs of both kinds are drawn, in folds of
+    different classes if there are enough.
 
     Attributes:
         pairs: a file with pairs of held-out images (LFW's pairs.txt, or names of files), or a .bin file of insightface
