@@ -144,7 +144,7 @@ def test_later_evaluations_apply_the_stored_calibration(calibrated, succeeds, tm
     assert {**later, "file": found["calibration"]["file"]} == found["calibration"]
     assert "Cllr, in bits" in again
     assert "Stored in" not in again
-    assert "Calibration not applied: it is one of plain cosines." in succeeds(
+    assert "Calibration not applied: it applies to unchanged embeddings only." in succeeds(
         "evaluate", run.folder, "--pca", 3, "--bootstrap", 0
     )
 
