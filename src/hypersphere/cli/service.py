@@ -136,7 +136,9 @@ def make_app(service: Service, *, max_bytes: int, hosts: Sequence[str] | None) -
         pair = [embed_upload(image)[None] for image in (first, second)]
         result = service.interpret(float(evaluation.cosine_scores(*pair)))
         if service.calibration is not None:
-            accepted = {str(far): result["cosine"] >= at for far, at in service.calibration.thresholds.items()}
+            accepted = {
+                str(far): result["cosine"] >= threshold for far, threshold in service.calibration.thresholds.items()
+            }
             result["accepted_at_far"] = accepted
         return result | model
 

@@ -55,11 +55,11 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 def _options() -> Iterable[inspect.Parameter]:
     panel = ""
-    for one in fields(Config):
-        panel = PANELS.get(one.name, panel)
-        group = GROUPS.get(str(one.type))
-        for part in (one,) if group is None else fields(group):
-            yield _option(part, part.name if group is None else f"{one.name}.{part.name}", panel)
+    for setting in fields(Config):
+        panel = PANELS.get(setting.name, panel)
+        group = GROUPS.get(str(setting.type))
+        for part in (setting,) if group is None else fields(group):
+            yield _option(part, part.name if group is None else f"{setting.name}.{part.name}", panel)
 
 
 def _option(setting: Field[Any], path: str, panel: str) -> inspect.Parameter:
@@ -161,7 +161,7 @@ def _dotted(arguments: Sequence[str], option_names: Iterable[str]) -> Iterable[C
     Traceback (most recent call last):
     ValueError: --epoch is not an option; did you mean --epochs?
     """
-    settings = [one.name for one in fields(Config)]
+    settings = [setting.name for setting in fields(Config)]
     remaining = list(arguments)
     while remaining:
         key, equals, value = remaining.pop(0).partition("=")

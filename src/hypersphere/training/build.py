@@ -428,7 +428,7 @@ def build_network_on_meta(config: Config, split: data.DataSplit) -> nn.Module:
 
 
 def _augmentations(config: Config) -> list[Callable[..., Tensor]]:
-    return [create(one, "augment", setting=f"augment.{index}") for index, one in enumerate(config.augment)]
+    return [create(part, "augment", setting=f"augment.{index}") for index, part in enumerate(config.augment)]
 
 
 def _input_shape(outline: Mapping[str, Any] | None, augmentations: Iterable[Any]) -> tuple[int, ...]:
@@ -458,9 +458,9 @@ def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Co
     protocols = config.validation.protocols
     if not protocols and split.validation is not None:
         protocols = (Component("verification" if split.open_set else "accuracy"),)
-    has_known_classes = not split.open_set or all(one.name != "accuracy" for one in protocols)
+    has_known_classes = not split.open_set or all(protocol.name != "accuracy" for protocol in protocols)
     accepted = "without accuracy, because the classes of the held-out data are not those of training"
-    require(has_known_classes, "validation.protocols", accepted, [one.name for one in protocols])
+    require(has_known_classes, "validation.protocols", accepted, [protocol.name for protocol in protocols])
     return replace(config, validation=replace(config.validation, protocols=protocols))
 
 

@@ -348,7 +348,9 @@ def complete_settings(config: Config) -> dict[str, Any]:
         if value["name"] not in MENUS[menu]:
             return value  # foreign code and other libraries' models are not imported to look at their defaults
         options = MENUS[menu].options(value["name"])
-        defaults = {key: one for key, one in options.items() if one is not Parameter.empty and one != FROM_DATA}
+        defaults = {
+            key: default for key, default in options.items() if default is not Parameter.empty and default != FROM_DATA
+        }
         return {"name": value["name"], **json.loads(json.dumps(defaults, default=_text_of)), **value}
 
     settings = config.settings()

@@ -274,7 +274,7 @@ def with_absolute_paths(config: Config, *, data: bool = True) -> Config:
     path with wildcards, such as the name of a Hugging Face data set, is not changed.
     """
     keys = ("path", "pairs", *DATA_PATHS.get(config.data.name, ())) if data else ()
-    protocols = tuple(_with_absolute(one, ("pairs",)) for one in config.validation.protocols)
+    protocols = tuple(_with_absolute(protocol, ("pairs",)) for protocol in config.validation.protocols)
     library, _, folder = config.model.name.partition(":")
     is_folder = library == "hf" and os.path.isdir(os.path.expanduser(folder))  # not a type such as `hf:vit`
     name = f"hf:{absolute_path(folder)}" if is_folder else config.model.name
@@ -307,11 +307,11 @@ def absolute_path(text: str, wildcards: str = "") -> str:
 
 
 def settings_of(value: Any) -> Any:
-    """Return a config, or a part of one, as plain data."""
+    """Return a config, or a part of it, as plain data."""
     if isinstance(value, Component):
         return {"name": value.name, **settings_of(value.options)}
     if dataclasses.is_dataclass(value):
-        return {one.name: settings_of(getattr(value, one.name)) for one in dataclasses.fields(value)}
+        return {setting.name: settings_of(getattr(value, setting.name)) for setting in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {key: settings_of(item) for key, item in value.items()}
     return [settings_of(item) for item in value] if isinstance(value, (list, tuple)) else value
@@ -320,17 +320,17 @@ def settings_of(value: Any) -> Any:
 def _changes(value: Any, default: Any) -> dict[str, Any]:
     """Return the settings of a dataclass that differ from those of `default`, as plain data."""
     changed = {}
-    for one in dataclasses.fields(value):
-        new, old = getattr(value, one.name), getattr(default, one.name)
+    for setting in dataclasses.fields(value):
+        new, old = getattr(value, setting.name), getattr(default, setting.name)
         if new != old:
             is_group = isinstance(new, Embedding | Validation)
-            changed[one.name] = _changes(new, old) if is_group else settings_of(new)
+            changed[setting.name] = _changes(new, old) if is_group else settings_of(new)
     return changed
 
 
 def menus_of(group: type) -> dict[str, str]:
     """Return the settings of a dataclass that are components, with the name of the menu of each."""
-    return {one.name: one.metadata["menu"] for one in dataclasses.fields(group) if one.metadata["menu"]}
+    return {setting.name: setting.metadata["menu"] for setting in dataclasses.fields(group) if setting.metadata["menu"]}
 
 
 def merge(base: Mapping[str, Any], *patches: Mapping[str, Any]) -> dict[str, Any]:
@@ -418,7 +418,7 @@ _types_of = functools.cache(get_type_hints)
 def _dataclass_of(cls: Any, settings: Any, prefix: str) -> Any:
     """Return a dataclass of settings from plain data; `prefix` precedes the names of settings in messages."""
     require(isinstance(settings, Mapping), prefix.rstrip(".") or "settings", "a mapping of settings", settings)
-    declared = {one.name: one for one in dataclasses.fields(cls)}
+    declared = {setting.name: setting for setting in dataclasses.fields(cls)}
     kinds = _types_of(cls)
     values = {}
     for key, value in settings.items():

@@ -249,7 +249,7 @@ def _pair(batch: Any) -> Batch:
     is_sequence = isinstance(batch, (tuple, list))
     if is_sequence and len(batch) == 2 and isinstance(batch[1], Tensor):
         return batch[0], batch[1]
-    kinds = ", ".join(type(one).__name__ for one in batch[:3]) if is_sequence else ""
+    kinds = ", ".join(type(item).__name__ for item in batch[:3]) if is_sequence else ""
     received = f"a {type(batch).__name__}" + (f" of length {len(batch)} ({kinds})" if is_sequence else "")
     raise ValueError(f"data must yield (inputs, labels) with labels as a tensor, not {received}")
 
@@ -292,15 +292,15 @@ def _step(optimizer: Any, clip: float | None, scaler: torch.amp.GradScaler | Non
     """Unscale the gradients, clip them, and update the parameters."""
     optimizers = _optimizers(optimizer)
     if scaler is not None:
-        for one in optimizers:
-            scaler.unscale_(one)  # before clipping, which needs the true norm
+        for opt in optimizers:
+            scaler.unscale_(opt)  # before clipping, which needs the true norm
     if clip is not None:
-        nn.utils.clip_grad_norm_([p for one in optimizers for group in one.param_groups for p in group["params"]], clip)
+        nn.utils.clip_grad_norm_([p for opt in optimizers for group in opt.param_groups for p in group["params"]], clip)
     if scaler is None:
         optimizer.step()
     else:
-        for one in optimizers:
-            scaler.step(one)
+        for opt in optimizers:
+            scaler.step(opt)
         scaler.update()
 
 
@@ -327,8 +327,8 @@ def _is_finite_on(objective: nn.Module, x: Tensor) -> bool:
 def _require_parameters(optimizer: Any, head: nn.Module) -> None:
     """Raise a `ValueError` if an optimiser lacks parameters of the head, which would then never learn."""
     optimizers = _optimizers(optimizer)
-    if all(hasattr(one, "param_groups") for one in optimizers):
-        updated = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    if all(hasattr(opt, "param_groups") for opt in optimizers):
+        updated = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}
         missing = [name for name, p in head.named_parameters() if p.requires_grad and id(p) not in updated]
         if missing:
             names = ", ".join(missing)

@@ -162,7 +162,7 @@ class Run:
         Raises:
             ValueError: if settings differ that a resumed run must not change.
         """
-        fixed = [one.name for one in dataclasses.fields(Config) if not one.metadata["may_change"]]
+        fixed = [setting.name for setting in dataclasses.fields(Config) if not setting.metadata["may_change"]]
         old, new = self.config.settings(), config.settings()
         changes = [f"{name} was {old[name]!r} and is {new[name]!r}" for name in fixed if old[name] != new[name]]
         if changes:

@@ -88,8 +88,8 @@ class Trainer:
             "progress": self.progress,
         }
         # A checkpoint holds these objects. They are restored in this order, which draws no random numbers.
-        self._modules: dict[str, Any] = {name: one for name, one in modules.items() if one is not None}
-        self._state: dict[str, Any] = {name: one for name, one in state.items() if one is not None}
+        self._modules: dict[str, Any] = {name: value for name, value in modules.items() if value is not None}
+        self._state: dict[str, Any] = {name: value for name, value in state.items() if value is not None}
         self._trackers: list[Tracker] = []
         self._earlier_seconds = 0.0  # training time of earlier processes
         self._began = self._saved_at = time.perf_counter()
@@ -352,7 +352,7 @@ class Trainer:
     def _start_trackers(self) -> None:
         if self.processes.rank == 0 and self.run is not None:
             components = enumerate(self.config.trackers)
-            self._trackers = [create(one, "tracker", setting=f"trackers.{index}") for index, one in components]
+            self._trackers = [create(part, "tracker", setting=f"trackers.{index}") for index, part in components]
             for tracker in self._trackers:
                 tracker.start(self.run, self.config)
 

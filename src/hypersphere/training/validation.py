@@ -264,8 +264,8 @@ class Validator:
         self, objective: Objective, split: data.DataSplit, source: data.Source, protocols: Mapping[str, Any]
     ) -> dict[str, float]:
         """Return the metrics of protocols that share one pass over `source`."""
-        accuracy = next((one for one in protocols.values() if isinstance(one, Accuracy)), None)
-        others = {name: one for name, one in protocols.items() if not isinstance(one, Accuracy)}
+        accuracy = next((protocol for protocol in protocols.values() if isinstance(protocol, Accuracy)), None)
+        others = {name: protocol for name, protocol in protocols.items() if not isinstance(protocol, Accuracy)}
         features, labels, hits = self._evaluate(objective, source, accuracy, keep_features=bool(others))
         metrics: dict[str, float] = {}
         if accuracy is not None:
