@@ -81,9 +81,8 @@ def _check_validation(experiment: Experiment) -> None:
             if protocol.draws_pairs(split) and len(split.validation.labels.unique()) < 2:
                 change = "raise selection" if config.selection else "set data.held_out to 2 or more"
                 raise ValueError(f"{name} needs 2 held-out classes" + f"; {change}" * split.open_set)
-            protocol.chosen_pairs(
-                split.validation.labels, split
-            )  # raises if there are too few pairs or their file is invalid
+            # Raises if the file of pairs is invalid, or if there are too few pairs.
+            protocol.chosen_pairs(split.validation.labels, split)
 
 
 def _first_inputs(source: Source, *, skip_broken: bool) -> Tensor:

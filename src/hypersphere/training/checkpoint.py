@@ -126,7 +126,7 @@ class Checkpoints:
         on_damage: called with a message for each damaged checkpoint that is skipped.
 
     Attributes:
-        protected: a step whose checkpoint is never removed, for example the best one, or None.
+        protected: a step whose checkpoint is kept even if it is old, for example the best one, or None.
 
     Example:
         >>> from tempfile import TemporaryDirectory
