@@ -126,11 +126,7 @@ def _read(folder: Path, text: Path) -> tuple[Any, Tensor]:
         tokens = tokenizer(content.decode("utf-8", errors="replace"), return_tensors="pt").input_ids[0]
     else:
         size = network.config.vocab_size
-        require(
-            size >= 256,
-            "MODEL",
-            "a model with a tokenizer, or with a vocabulary of at least 256, one per byte",
-            str(folder),
-        )
+        accepted = "a model with a tokenizer, or with a vocabulary of at least 256, one per byte"
+        require(size >= 256, "MODEL", accepted, str(folder))
         tokens = torch.tensor(list(content))
     return network, tokens.long()

@@ -44,7 +44,7 @@ COMMANDS = {
 FUNCTIONS = {"list": "list_menus"}  # functions that are not named like their command
 CONTEXT = {"train": {"allow_extra_args": True, "ignore_unknown_options": True}}  # for `--head.m=4`
 INTERRUPTED = {"reproduce": "interrupted; finished rows are kept"}  # messages other than "interrupted"
-MEMORY_OPTIONS = {  # the option that lowers the memory use of a command if it is smaller
+MEMORY_OPTIONS = {  # the option to lower if a command is out of memory
     "train": "--batch-size",
     "evaluate": "number of --pairs",
     "embed": "--batch",

@@ -94,9 +94,8 @@ class Trainer:
         self._earlier_seconds = 0.0  # training time of earlier processes
         self._began = self._saved_at = time.perf_counter()
         self._save_seconds = 0.0  # duration of the last save
-        self._next_rate = (
-            self._learning_rate()
-        )  # of the next step; the scheduler has changed it when the step is logged
+        # The learning rate of the next step: when that is logged, the scheduler has already changed the optimiser.
+        self._next_rate = self._learning_rate()
         self._start_window()
 
     def __repr__(self) -> str:
