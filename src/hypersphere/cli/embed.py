@@ -24,7 +24,8 @@ def embed(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="File to write, .npy or .safetensors; default: embeddings.safetensors, in RUN for its test data."
+            help="File to write, .npy or .safetensors; default: embeddings.safetensors, in RUN for its test data, "
+            "otherwise in the current folder."
         ),
     ] = None,
     mirror: Annotated[bool, typer.Option("--mirror", help="Append the features of the mirrored image.")] = False,

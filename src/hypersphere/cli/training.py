@@ -59,9 +59,8 @@ def train_in_folder(
         data_root, device: see `hypersphere train`.
     """
     is_first = int(os.environ.get("RANK", 0)) == 0
-    # Only the first process prints.
-    warn_once: Callable[[str], None] = warn if is_first else lambda message: None
-    print_once: Callable[..., None] = print_line if is_first else lambda *lines: None
+    warn_on_rank0: Callable[[str], None] = warn if is_first else lambda message: None
+    print_on_rank0: Callable[..., None] = print_line if is_first else lambda *lines: None
     trainer: Trainer | None = None
     with ExitStack() as stack:
         try:
@@ -69,25 +68,25 @@ def train_in_folder(
             torch_device = stack.enter_context(process_group(device))
             if existing is not None:
                 _require_same_weights(existing, source)
-            steps = existing.checkpoints(on_damage=warn_once).steps() if existing is not None else []
-            weights = read_weights(source, on_damage=warn_once) if source is not None and not steps else None
+            steps = existing.checkpoints(on_damage=warn_on_rank0).steps() if existing is not None else []
+            weights = read_weights(source, on_damage=warn_on_rank0) if source is not None and not steps else None
             try:
                 experiment = build_experiment(config, data_root=data_root, weights=weights, device=torch_device)
             except (TypeError, RuntimeError) as error:  # raised by torch and Python for invalid options
                 if is_out_of_memory(error):
                     raise
                 raise ValueError(f"the experiment cannot be built: {_first_line(error)}") from error
-            check_experiment(experiment, on_message=warn_once)
+            check_experiment(experiment, on_message=warn_on_rank0)
             if experiment.loaded is not None:
-                print_once(f"{'# ' * dry_run}from {source}: {experiment.loaded}")
+                print_on_rank0(f"{'# ' * dry_run}from {source}: {experiment.loaded}")
             if dry_run:
-                print_once(_plan(experiment, out, steps))
+                print_on_rank0(_plan(experiment, out, steps))
                 return 0
             run = _open_locked(out, experiment, source, resuming, failed, stack)
-            trainer = Trainer(experiment, run, stop=lambda: signals.received, on_message=warn_once)
-            print_once(experiment)
+            trainer = Trainer(experiment, run, stop=lambda: signals.received, on_message=warn_on_rank0)
+            print_on_rank0(experiment)
             if resuming:
-                _resume(trainer, print_once, warn_once)
+                _resume(trainer, print_on_rank0, warn_on_rank0)
             if is_first:
                 trainer.on_step = stack.enter_context(TrainingProgress(Console(highlight=False)))
             signals.deferred = True
@@ -99,12 +98,12 @@ def train_in_folder(
                 raise ConnectionError(f"another process of this run has ended: {_first_line(error)}") from None
             raise
     if trainer is not None and trainer.finished:
-        _print_end(trainer, out, print_once, warn_once)
+        _print_end(trainer, out, print_on_rank0, warn_on_rank0)
         return 0
     if trainer is None or trainer.saved is None:
-        warn_once(f"interrupted; nothing new was saved in {out}")
+        warn_on_rank0(f"interrupted; nothing new was saved in {out}")
     else:
-        warn_once(
+        warn_on_rank0(
             f"interrupted; step {trainer.saved} is saved in {out}; run the same command with --resume auto to continue"
         )
     return 130
@@ -172,33 +171,37 @@ def _sizes(module: nn.Module) -> str:
     return f"{sum(parameter.numel() for parameter in parameters):,} parameters, {trained:,} trained"
 
 
-def _resume(trainer: Trainer, print_once: Callable[..., None], warn_once: Callable[[str], None]) -> None:
+def _resume(trainer: Trainer, print_on_rank0: Callable[..., None], warn_on_rank0: Callable[[str], None]) -> None:
     """Restore the last checkpoint, if there is one, and print what follows from it."""
     checkpoint = trainer.resume()
     if checkpoint is not None:
         is_finished = checkpoint.step == trainer.steps and trainer.progress.batches == 0
         advice = "; the run is finished, and more --epochs or --steps extend it" * is_finished
-        print_once(f"resuming from step {checkpoint.step} of {trainer.steps}{advice}")
+        print_on_rank0(f"resuming from step {checkpoint.step} of {trainer.steps}{advice}")
         threads = checkpoint.made_with.get("threads")
         if threads != torch.get_num_threads():
-            warn_once(f"saved with {threads} threads, now {torch.get_num_threads()}: results may differ in rounding")
+            warn_on_rank0(
+                f"saved with {threads} threads, now {torch.get_num_threads()}: results may differ in rounding"
+            )
 
 
-def _print_end(trainer: Trainer, out: Path, print_once: Callable[..., None], warn_once: Callable[[str], None]) -> None:
+def _print_end(
+    trainer: Trainer, out: Path, print_on_rank0: Callable[..., None], warn_on_rank0: Callable[[str], None]
+) -> None:
     """Print how training ended and which commands may follow."""
     validation, best = trainer.config.validation, trainer.best
     if trainer.progress.step < trainer.steps:
-        print_once(f"stopped early: {validation.best} did not improve for {validation.patience} validations")
+        print_on_rank0(f"stopped early: {validation.best} did not improve for {validation.patience} validations")
     if best["step"] is not None:
-        print_once(f"best {validation.best} {best['value']:.4f} at step {best['step']}")
+        print_on_rank0(f"best {validation.best} {best['value']:.4f} at step {best['step']}")
     skipped = list(trainer.experiment.loader.skipped)
     if skipped:
         names = ", ".join(skipped[:3]) + ", …" * (len(skipped) > 3)
-        warn_once(f"{len(skipped)} files could not be decoded and were skipped: {names}")
+        warn_on_rank0(f"{len(skipped)} files could not be decoded and were skipped: {names}")
     trust_option = " --trust-code" * bool(foreign_code(trainer.config))
     step_option = " --step best" * (best["step"] is not None)
     arguments = f"{out}{step_option}{trust_option}"
-    print_once(f"Run: {out}", f"Next: hypersphere evaluate {arguments}, or hypersphere report {arguments}")
+    print_on_rank0(f"Run: {out}", f"Next: hypersphere evaluate {arguments}, or hypersphere report {arguments}")
 
 
 def _first_line(error: Exception) -> str:

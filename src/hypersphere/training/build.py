@@ -198,6 +198,7 @@ class Experiment:
             self.head: Any = (
                 heads.ShardedHead(head, sample=head_options.sample) if head_options.needs_sharded_head else head
             )
+        # The head, or the part of a sharded head in this process.
         self._local_head: nn.Module = self.head.head if head_options.needs_sharded_head else head
         self._sampled_vectors = cast(nn.Parameter, self.head.weight) if head_options.sample is not None else None
         if operator_options.weighted_gradients:

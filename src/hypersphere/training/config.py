@@ -115,7 +115,7 @@ class Validation:
 
     protocols: tuple[Component, ...] = _setting(
         (),
-        "Protocols on held-out data; by default accuracy if the classes are known, else verification.",
+        "Protocols on held-out data; by default accuracy if the classes are those of training, else verification.",
         menu="validation",
         may_change=True,
     )
@@ -175,12 +175,12 @@ class Config:
     model: Component = _component("auto", "Model that maps inputs to features; auto fits the data.", "model")
     embedding: Embedding = _setting(Embedding(), "How features become an embedding.")
     init: Component = _component("default", "Initialisation of linear and convolution layers.", "init")
-    freeze: tuple[str, ...] = _setting((), "Patterns of parameter names that are not trained, such as `body.stem.*`.")
+    freeze: tuple[str, ...] = _setting((), "Patterns of the names of parameters to freeze, such as `body.stem.*`.")
     operator: Component = _component("none", "Operator of the layers: decoupled, SphereNorm or none.", "operator")
     head: Component = _component("softmax", "Loss and classifier.", "head")
     regularizers: tuple[Component, ...] = _setting((), "Terms added to the loss.", menu="regularizer")
-    rotation: Component = _component("none", "Training by rotation.", "rotation")
-    adversarial: Component = _component("none", "Adversarial training.", "adversarial")
+    rotation: Component = _component("none", "Rotations that are trained in place of the weights.", "rotation")
+    adversarial: Component = _component("none", "Attack of adversarial training.", "adversarial")
 
     # The training.
     optimizer: Component = _component("adamw", "Optimiser.", "optimizer", lr=3e-3, weight_decay=1e-4)
@@ -192,7 +192,7 @@ class Config:
     batch_size: int = _setting(64, "Examples per batch, over all processes.", least=1)
     accumulate: int = _setting(1, "Batches per optimiser step.", least=1)
     precision: str = _setting("float32", "Precision of the model.", choices=("float32", "bfloat16", "float16"))
-    clip: float | None = _setting(None, "Largest norm of the gradient.", above=0)
+    clip: float | None = _setting(None, "Largest norm of the gradient; a larger one is scaled down.", above=0)
     ema: float | None = _setting(
         None, "Decay of the exponential moving average of the weights, such as 0.999.", least=0, below=1
     )

@@ -44,7 +44,7 @@ class Objective(nn.Module):
         self.network = network
         self.head = head
         self.regularizers = nn.ModuleList([r for r in regularizers if isinstance(r, nn.Module)])
-        self.penalties = [r for r in regularizers if not isinstance(r, nn.Module)]
+        self.penalties = [r for r in regularizers if not isinstance(r, nn.Module)]  # functions cannot be submodules
         self.precision = precision
         self.attack, self.attack_weight = attack, attack_weight
 

@@ -71,7 +71,7 @@ class Trainer:
         self.saved: int | None = None
         self.metrics: Mapping[str, Any] = {}
         self.history: list[Mapping[str, Any]] = []
-        self.best: dict[str, Any] = {"value": None, "step": None, "bad": 0}
+        self.best: dict[str, Any] = {"value": None, "step": None, "bad": 0}  # bad: validations since the best one
         self.speed = math.nan
         self.finished = False
         experiment.validation.metric_names()  # opens files of protocols: a missing one is reported before training
