@@ -67,7 +67,7 @@ def test_attack_rejects_invalid_input_without_writing(plain, draw_images, fails,
         (["--epsilon", "-1"], "epsilons must be a sequence of numbers >= 0"),
         (["--epsilon", "300"], "epsilon must be a number in [0, 1]"),
         (["--attack", "deepfool", "--norm", "l3"], "norm must be 'l2' or 'linf'"),
-        (["--source", other.folder], "--source must be a run on inputs (1, 8, 8), not (1, 12, 12)"),
+        (["--source", other.folder], "--source must be a run on inputs of shape (1, 8, 8), not (1, 12, 12)"),
         (
             ["--source", "nowhere"],
             "--source must be the folder of a run of `hypersphere train` (with a config.json), not",

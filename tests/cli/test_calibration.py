@@ -81,7 +81,7 @@ def test_evaluate_shows_the_calibration_of_data_without_pairs(calibrated, succee
     assert found["calibration"]["fitted"]
 
 
-def test_evaluate_never_calls_an_accuracy_a_threshold(calibrated):
+def test_evaluate_never_labels_an_accuracy_as_a_threshold(calibrated):
     _, out, _ = calibrated
     for line in out.splitlines():
         if line.startswith("|") and "threshold" in line.split("|")[1]:
@@ -144,7 +144,7 @@ def test_later_evaluations_apply_the_stored_calibration(calibrated, succeeds, tm
     assert {**later, "file": found["calibration"]["file"]} == found["calibration"]
     assert "Cllr, in bits" in again
     assert "Stored in" not in again
-    assert "Calibration not applied: it is one of plain cosines." in succeeds(
+    assert "Calibration not applied: it applies to unchanged embeddings only." in succeeds(
         "evaluate", run.folder, "--pca", 3, "--bootstrap", 0
     )
 
@@ -169,7 +169,7 @@ def test_damaged_calibration_is_reported_in_one_line(content, calibrated, fails)
     assert "calibration.json is damaged" in fails(3, "evaluate", run.folder)
 
 
-def test_calibrate_says_which_rates_it_cannot_promise(calibrated, succeeds, tmp_path):
+def test_calibrate_reports_false_accept_rates_that_it_cannot_resolve(calibrated, succeeds, tmp_path):
     run, out, _ = calibrated
     assert "is not promised" not in out
     words = ["--calibrate", "--far", "0.1,1e-6,1e-9", "--bootstrap", 0, "--json", tmp_path / "found.json"]
@@ -189,7 +189,7 @@ def test_calibrate_warns_if_training_has_seen_the_classes(plain, succeeds, tmp_p
 
 
 @pytest.mark.parametrize(("paired", "single"), [(2, 2), (3, 1), (2, 3), (4, 0), (3, 4)])
-def test_both_halves_of_few_classes_have_same_and_different_pairs(paired, single):
+def test_run_calibration_halves_of_few_classes_have_both_kinds_of_pairs(paired, single):
     labels = torch.tensor([*range(paired), *range(paired + single)]).sort().values
     features = torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(0))
     names = [f"person {number}" for number in range(paired + single)]
@@ -200,7 +200,7 @@ def test_both_halves_of_few_classes_have_same_and_different_pairs(paired, single
         assert min(measured["same"], measured["different"]) >= 1
 
 
-def test_calibrate_rejects_what_it_cannot_use(people, photos, fails, tmp_path):
+def test_calibrate_rejects_unsuitable_options_and_data(people, photos, fails, tmp_path):
     for words in (["--pca", 3], ["--mirror"], ["--subtract-mean"]):
         assert f"{words[0]} must be omitted with --calibrate" in fails(
             2, "evaluate", people.folder, "--calibrate", *words

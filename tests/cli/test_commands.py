@@ -78,7 +78,7 @@ def test_overview_lists_all_commands_without_importing_them(arguments):
     assert done.stdout.splitlines()[-1] == "['hypersphere.cli.commands', 'hypersphere.cli.output']"
 
 
-def test_pack_counts_shards_in_plain_english(draw_images, command, tmp_path):
+def test_pack_prints_one_shard_in_the_singular(draw_images, command, tmp_path):
     draw_images(tmp_path / "images", {f"{kind}/{n}.png": 9 * n for kind in "ab" for n in range(2)})
     assert command("pack", tmp_path / "images", "--out", tmp_path / "packed")[1].startswith("1 shard with ")
 
@@ -103,7 +103,7 @@ def test_help_of_commands_does_not_import_torch():
 
 @pytest.fixture
 def empty_run(tmp_path):
-    """A folder that looks like a run from outside."""
+    """A folder that `is_run` accepts, but that cannot be opened."""
     (tmp_path / "config.json").touch()
     return tmp_path
 

@@ -61,7 +61,7 @@ def test_measure_run_fits_components_on_more_images_than_float32_can_count():
         embed=embed,
     )
     measures.measure_run(opened, measures.EvaluationOptions(pca=2, bootstrap=0))
-    assert fitted == [8, measures.MOST_FITTED]
+    assert fitted == [8, measures.MAX_PCA_SAMPLES]
 
 
 def rank_one(features, labels):

@@ -294,7 +294,7 @@ def test_server_refuses_images_with_many_pixels_before_decoding(server):
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"GIF89a", b"\x89PNG\r\n\x1a\n broken", b"%PDF-1.4"])
-def test_server_refuses_what_is_not_an_image(content, server, photos):
+def test_server_refuses_files_that_are_not_images(content, server, photos):
     answer = server.post("/embed", files={"image": ("x.png", content, "image/png")})
     assert answer.status_code == 422
     half = (photos / "person-00" / "0.png").read_bytes()[:80]

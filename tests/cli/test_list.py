@@ -1,4 +1,4 @@
-"""`hypersphere list`: all menus are complete, and the options shown for an entry are accepted."""
+"""`hypersphere list`: all menus are complete, and commands accept the options that it shows."""
 
 import inspect
 import json

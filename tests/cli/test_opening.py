@@ -163,7 +163,7 @@ def test_embed_appends_the_features_of_mirrored_images():
 
 
 @pytest.mark.parametrize("name", ["evaluate", "embed", "report", "cite"])
-def test_commands_say_that_the_folder_of_another_library_is_no_run(name, fails, tmp_path):
+def test_commands_say_that_the_folder_of_another_library_is_not_a_run(name, fails, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     assert "must be the folder of a run of `hypersphere train`" in fails(2, name, tmp_path)
 

@@ -53,7 +53,7 @@ def test_train_starts_a_run_without_a_checkpoint_again(tmp_path, train):
     assert ((tmp_path / "config.json").read_bytes(), (tmp_path / "metrics.jsonl").read_bytes()) == before
 
 
-def test_train_replaces_no_config_of_something_else(tmp_path, train):
+def test_train_does_not_replace_a_config_of_another_program(tmp_path, train):
     for text in ('{"model_type": "bert"}', "{", '{"format": 1}'):
         (tmp_path / "config.json").write_text(text)
         code, _, errors = train("--out", tmp_path, *SMALL)
@@ -75,7 +75,7 @@ def test_train_checks_the_settings_before_the_folder(tmp_path, train):
 
 
 def test_train_full_disk_keeps_earlier_checkpoints(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(Trainer, "_is_due", lambda self, patience=0: self.progress.step == 3)
+    monkeypatch.setattr(Trainer, "_is_due", lambda self, interval=0: self.progress.step == 3)
     save, limits = Trainer._save, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limited(trainer, **more):

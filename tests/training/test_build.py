@@ -431,7 +431,7 @@ def test_experiment_suggests_the_closest_name(part):
         ),
     ],
 )
-def test_experiment_rejects_what_cannot_be_built(settings, match):
+def test_experiment_rejects_settings_that_cannot_be_built(settings, match):
     with pytest.raises(ValueError) as caught:
         build(Config.of({"model": SMALL, **settings}), split=pictures())
     assert match in str(caught.value)
@@ -461,7 +461,7 @@ def ring(count=6):
         ({"data": "cora"}, "data cora is a single graph, which cannot be divided among processes"),
     ],
 )
-def test_experiment_rejects_what_processes_cannot_divide(settings, message, monkeypatch):
+def test_experiment_rejects_settings_that_processes_cannot_share(settings, message, monkeypatch):
     monkeypatch.setattr(build_module, "Processes", Two)
     monkeypatch.setattr(build_module, "shard_network_", lambda network: None)
     split = ring() if settings.get("data") == "cora" else pictures()
@@ -571,13 +571,13 @@ def test_network_standardizes_constant_points_to_finite_values():
     assert bool(torch.isfinite(experiment.network.eval()(one.points)).all())
 
 
-def test_network_accepts_bytes_and_floats():
+def test_network_accepts_uint8_and_float_inputs():
     experiment = build(Config.of({"model": SMALL}), split=pictures())
     pixels = experiment.data.train.inputs
     torch.testing.assert_close(experiment.network(pixels), experiment.network(pixels.float() / 255))
 
 
-def test_results_depend_only_on_the_seed():
+def test_experiment_depends_only_on_the_seed():
     one, other, third = (trained({"seed": seed, "rotation": "stochastic", "model": HIDDEN}) for seed in (3, 3, 4))
     state, same, different = (experiment.objective.state_dict() for experiment in (one, other, third))
     assert all(torch.equal(state[key], same[key]) for key in state)
@@ -637,7 +637,7 @@ def test_experiment_can_be_built_from_an_outline():
     assert experiment.network.mean.shape == (1, 8, 8)
 
 
-def test_every_entry_of_data_is_in_the_menu():
+def test_data_menu_has_every_entry():
     assert set(data.DATA) == set(MENUS["data"])
 
 

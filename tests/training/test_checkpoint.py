@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hypersphere as hs
-from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint, _sealed, read_checkpoint
+from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint, _manifest_text, read_checkpoint
 from hypersphere.training.random_state import RandomState
 
 from . import nursery
@@ -386,7 +386,7 @@ def reseal(path):
     for name, entry in manifest["files"].items():
         raw = (path / name).read_bytes()
         entry.update(bytes=len(raw), sha256=hashlib.sha256(raw).hexdigest())
-    (path / MANIFEST).write_text(_sealed(manifest))
+    (path / MANIFEST).write_text(_manifest_text(manifest))
 
 
 @pytest.mark.parametrize("write", [lambda o, p: p.write_bytes(pickle.dumps(o, 2)), torch.save], ids=["pickle", "torch"])
@@ -411,7 +411,15 @@ def test_read_checkpoint_reports_foreign_files_as_damage(tmp_path):
     reseal(path)
     with pytest.raises(DamagedCheckpoint, match="not a checkpoint"):
         silent(tmp_path).latest()
-    for text in ("[]", "null", "{}", '{"sha256": 1}', "[" * 100_000, _sealed({}), _sealed({"format": 2, "step": 1})):
+    for text in (
+        "[]",
+        "null",
+        "{}",
+        '{"sha256": 1}',
+        "[" * 100_000,
+        _manifest_text({}),
+        _manifest_text({"format": 2, "step": 1}),
+    ):
         (path / MANIFEST).write_text(text)
         with pytest.raises(DamagedCheckpoint):
             silent(tmp_path).latest()
@@ -421,7 +429,7 @@ def test_checkpoint_of_another_format_is_reported_and_never_deleted(tmp_path):
     for step in (1, 2):
         path = silent(tmp_path).save(step, *small())
     theirs = {"format": 3, "step": 2, "made_with": {"hypersphere": "9.0"}}
-    (path / MANIFEST).write_text(_sealed(theirs))
+    (path / MANIFEST).write_text(_manifest_text(theirs))
     with pytest.raises(ValueError, match=r"step-00000002 has format 3, not 2; .* that wrote it, 9\.0") as raised:
         silent(tmp_path).latest()
     assert not isinstance(raised.value, DamagedCheckpoint)

@@ -10,8 +10,8 @@ from hypersphere.training.components import (
     MENUS,
     NESTED,
     Menu,
+    _converted_value,
     _parameters,
-    _value,
     check_components,
     complete_settings,
     create,
@@ -48,7 +48,7 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("my_module", None)
 
 
-def test_create_passes_mappings_to_foreign_options_that_are_named_like_ours(module):
+def test_create_passes_mappings_to_foreign_options_with_names_of_nested_menus(module):
     options = {"method": {"depth": 2}, "annealing": {"start": 1.0}, "projection": {"name": "mine"}}
     assert create(Component("my_module:anything", options), "head") == options
     (angular,) = create(Component("my_module:anything", {"angular": {"name": "sigmoid"}}), "head").values()
@@ -85,7 +85,7 @@ def test_create_fills_parameters_from_the_context_only_if_the_user_did_not_set_t
         ("sphereface_2", "sphereface2"),
     ],
 )
-def test_create_suggests_the_head_that_was_meant(name, meant):
+def test_create_suggests_the_nearest_head(name, meant):
     assert message(create_head, name).endswith(f"not {name!r}; did you mean {meant}?")
 
 
@@ -134,7 +134,7 @@ def test_create_names_a_missing_option():
         ({"ramp": {"steps": [1]}}, "head.ramp"),
     ],
 )
-def test_create_names_the_option_with_a_wrong_value(options, text):
+def test_create_names_the_option_with_an_invalid_value(options, text):
     assert message(create_head, "arcface", options).startswith(text)
 
 
@@ -148,8 +148,8 @@ def test_create_makes_nested_objects():
 
 
 @pytest.mark.parametrize("menu", ["head", "optimizer", "schedule", "rotation", "regularizer", "data", "model"])
-def test_every_printed_default_is_accepted_again(menu):
-    """A default as it is printed, `true` for a text included, is read back as the same value."""
+def test_printed_defaults_are_read_back_as_the_same_values(menu):
+    """Also the text `true`, which is printed like a boolean."""
     for name in MENUS[menu]:
         for option, default in MENUS[menu].options(name).items():
             parameter = _parameters(MENUS[menu][name]).get(option)
@@ -158,11 +158,11 @@ def test_every_printed_default_is_accepted_again(menu):
             if option == "levels":  # objects, which have no plain form
                 continue
             printed = default if isinstance(default, str) else json.dumps(default)
-            value = _value(f"{menu}.{option}", parse_value(printed), parameter.annotation)
+            value = _converted_value(f"{menu}.{option}", parse_value(printed), parameter.annotation)
             assert value == (tuple(default) if isinstance(default, list) else default), (name, option)
 
 
-def test_boolean_text_becomes_text_for_an_option_that_takes_text():
+def test_create_reads_true_as_text_for_options_that_take_text():
     assert create_head("arcface", {"gradient": True}).gradient == "true"
 
 
@@ -213,7 +213,7 @@ def test_require_trust_refuses_foreign_code_without_importing_it(module):
     require_trust(Config(), False, "the config")
 
 
-def test_foreign_code_lists_every_setting_that_names_some():
+def test_foreign_code_lists_every_setting_with_an_import_path():
     config = Config.of(
         {
             "model": "timm:resnet18",

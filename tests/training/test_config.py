@@ -65,7 +65,7 @@ def test_config_of_changes_the_options_of_a_default_component_without_a_name():
     assert config.head == Component("softmax", {"label_smoothing": 0.1})
 
 
-def test_config_read_names_the_file_of_a_wrong_setting(tmp_path):
+def test_config_read_names_the_file_of_an_invalid_setting(tmp_path):
     (tmp_path / "job.yaml").write_text("epoch: 3")
     expected = f"{tmp_path / 'job.yaml'}: epoch is not a setting; did you mean epochs?"
     assert message(Config.read, tmp_path / "job.yaml") == expected
@@ -112,7 +112,7 @@ def test_config_declares_help_for_every_setting_and_a_menu_for_every_component()
         (["head"], "settings must be a mapping of settings, not ['head']"),
     ],
 )
-def test_config_names_the_setting_that_is_wrong(settings, text):
+def test_config_names_the_invalid_setting(settings, text):
     assert message(Config.of, settings).startswith(text)
 
 
@@ -158,7 +158,7 @@ def test_set_path_changes_one_setting(path, value, key, result):
 
 
 @pytest.mark.parametrize("path", ["", ".", "head.", ".m", "a..b", "x" + ".y" * 2000])
-def test_set_path_refuses_paths_that_are_none(path):
+def test_set_path_refuses_invalid_paths(path):
     text = message(set_path, {}, path, 1)
     assert text.startswith("path must be at most 8 names separated by dots")
     assert len(text) < 200
@@ -176,5 +176,5 @@ def test_set_path_addresses_items_of_a_list_by_name():
 
 
 @pytest.mark.parametrize("text", ["NaN", "[" * 100_000, "1e", "{"])
-def test_parse_value_returns_the_text_of_what_is_no_json(text):
+def test_parse_value_returns_text_that_is_not_json(text):
     assert parse_value(text) == text

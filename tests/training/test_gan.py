@@ -6,14 +6,14 @@ from hypersphere.models import Discriminator, Generator
 from hypersphere.training import discriminator_loss, generate, generator_loss, train_gan
 
 
-def test_losses_are_those_of_the_printed_formulas():
+def test_gan_losses_equal_the_formulas_of_the_thesis():
     real, fake = torch.randn(7, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
     value = real.sigmoid().log().mean() + (1 - fake.sigmoid()).log().mean()  # V(G, D)
     assert float(discriminator_loss(real, fake)) == pytest.approx(-float(value))
     assert float(generator_loss(fake)) == pytest.approx(-float(fake.sigmoid().log().mean()))
 
 
-def test_losses_of_extreme_scores_are_finite():
+def test_gan_losses_of_extreme_scores_are_finite():
     extreme = torch.tensor([1e4, -1e4])
     assert torch.isfinite(discriminator_loss(extreme, extreme))
     assert torch.isfinite(generator_loss(extreme))
@@ -43,7 +43,7 @@ class Judge(nn.Module):
         return self.layer(images.flatten(1).mean(1, keepdim=True)).squeeze(1)
 
 
-def test_generator_moves_towards_the_real_images():
+def test_train_gan_moves_the_generator_towards_the_real_images():
     images = torch.full((40, 1, 2, 2), 0.75)  # 0.5 in [-1, 1]
     generator, steps = Point(), []
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def test_generator_moves_towards_the_real_images():
     assert steps == list(range(1, 401))
 
 
-def test_regularizers_act_on_the_discriminator():
+def test_train_gan_applies_regularizers_to_the_discriminator():
     def trained(weight):
         torch.manual_seed(0)
         judge = Judge()
@@ -64,7 +64,7 @@ def test_regularizers_act_on_the_discriminator():
     assert trained(10.0) < trained(0.0)
 
 
-def test_training_is_reproducible_and_follows_the_seed():
+def test_train_gan_is_reproducible_and_depends_on_the_seed():
     def trained(seed):
         torch.manual_seed(0)
         networks = Generator(4, (8, 4)), Discriminator((4, 8), image_size=8)
@@ -79,7 +79,7 @@ def test_training_is_reproducible_and_follows_the_seed():
     assert trained(1).max() <= 1
 
 
-def test_uint8_images_are_those_in_0_to_1():
+def test_train_gan_scales_uint8_images_to_0_to_1():
     def losses(images):
         torch.manual_seed(0)
         return train_gan(Point(), Judge(), images, steps=3, batch_size=4)
@@ -88,12 +88,12 @@ def test_uint8_images_are_those_in_0_to_1():
     assert losses(images).discriminator == pytest.approx(losses(images.double() / 255).discriminator, rel=1e-5)
 
 
-def test_divergence_is_reported_with_the_network_and_step():
+def test_train_gan_reports_divergence_with_the_network_and_step():
     with pytest.raises(FloatingPointError, match="loss of the discriminator became nan at step 1"):
         train_gan(Point(), Judge(), torch.full((4, 1, 2, 2), torch.nan), steps=1, batch_size=4)
 
 
 @pytest.mark.parametrize("options", [{"steps": 0}, {"steps": 1, "batch_size": 5}])
-def test_invalid_arguments_are_rejected(options):
+def test_train_gan_rejects_invalid_arguments(options):
     with pytest.raises(ValueError, match=f"{list(options)[-1]} must be"):
         train_gan(Point(), Judge(), torch.zeros(4, 1, 2, 2), **{"batch_size": 4, **options})

@@ -56,7 +56,7 @@ def test_fit_learns_separable_data_and_is_reproducible():
         ({"x": torch.randn(2, 3), "y": torch.tensor([0, 1])}, "a dict"),
     ],
 )
-def test_fit_and_embed_refuse_batches_that_are_no_pairs(batch, found):
+def test_fit_and_embed_refuse_batches_that_are_not_pairs(batch, found):
     model, head, optimizer = parts()
     message = f"data must yield (inputs, labels) with labels as a tensor, not {found}"
     for call in (
@@ -68,7 +68,7 @@ def test_fit_and_embed_refuse_batches_that_are_no_pairs(batch, found):
         assert str(error.value) == message
 
 
-def test_embed_refuses_another_number_of_labels():
+def test_embed_refuses_batches_with_fewer_labels_than_inputs():
     with pytest.raises(ValueError, match="labels must be as many as the 4 features of their batch, not 3"):
         embed(nn.Linear(3, 2), [(torch.randn(4, 3), torch.arange(3))])
 
@@ -163,7 +163,7 @@ def test_predict_accepts_any_object_with_scores():
 # --- what users do wrong
 
 
-def test_fit_needs_the_parameters_of_the_head():
+def test_fit_refuses_an_optimizer_without_the_parameters_of_the_head():
     model, head = nn.Linear(3, 2), hs.heads.softmax(2, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"optimizer must have all parameters of the head .*, but lacks weight$"):
@@ -172,7 +172,7 @@ def test_fit_needs_the_parameters_of_the_head():
     fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)
 
 
-def test_fit_explains_a_model_that_returns_no_tensor():
+def test_fit_explains_a_model_that_does_not_return_a_tensor():
     class Output(nn.Linear):
         def forward(self, x):
             return {"last_hidden_state": super().forward(x)}
@@ -183,7 +183,7 @@ def test_fit_explains_a_model_that_returns_no_tensor():
         fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)
 
 
-def test_fit_rejects_losses_and_regularizers_that_are_no_scalars():
+def test_fit_rejects_losses_and_regularizers_that_are_not_scalars():
     model, _, _ = parts()
     head = hs.heads.softmax(2, 3, reduction="none")
     optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
@@ -244,7 +244,7 @@ class FivePartPass:
 
 
 @pytest.mark.parametrize("first_steps", [1, 2, 3])
-def test_minimize_never_asks_for_a_batch_past_the_end_before_the_step_is_counted(first_steps):
+def test_minimize_requests_no_batch_past_the_end_before_the_step_is_counted(first_steps):
     # 5 batches in groups of two: the third group of each pass has one batch.
     model, head, optimizer = parts()
     data, progress, seen = FivePartPass(), Progress(), []

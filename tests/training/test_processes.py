@@ -32,7 +32,7 @@ def test_choose_device_uses_the_local_rank(name, rank, expected, monkeypatch):
     assert used == [int(number) for number in expected.split(":")[1:]]
 
 
-def test_process_group_of_one_process_makes_no_group(monkeypatch):
+def test_process_group_creates_no_group_for_one_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with processes.process_group("cpu") as device:
         assert device == torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The rotations of a training: which layers are rotated, and what they add to the training."""
+"""The menu of rotations: which layers are rotated, and what a rotation adds to training."""
 
 import copy
 import inspect
@@ -48,7 +48,7 @@ def test_rotation_by_a_map_has_the_options_of_the_map_and_of_rotations(name):
     assert ROTATIONS[name].__doc__ == METHODS[name].__doc__
 
 
-def test_other_rotations_have_their_own_options():
+def test_special_rotations_have_only_their_own_options():
     assert defaults("none") == NEURON_OPTIONS
     assert defaults("penalized") == {"weight": 1.0} | NEURON_OPTIONS
     layout = {"blocks": 1, "shared": False, "whole_first": False}
@@ -167,7 +167,7 @@ def test_penalized_adds_a_penalty_of_free_matrices():
 
 
 @pytest.mark.parametrize(("options", "kind"), [({"momentum": 0.5}, OGD), ({"adam": True}, OGDAdam)])
-def test_descent_trains_matrices_on_the_group(options, kind):
+def test_descent_trains_matrices_on_the_orthogonal_group(options, kind):
     modules = network(4, 6, 8)
     added = ROTATIONS["descent"](modules, **options)
     assert all(a is b for a, b in zip(added.orthogonal_parameters, rotation_parameters(modules), strict=True))

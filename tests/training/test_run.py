@@ -46,7 +46,7 @@ def test_run_stores_the_absolute_path_of_initial_weights(tmp_path, monkeypatch):
     assert Run.open("second").weights == str(tmp_path / "first.safetensors")
 
 
-def test_run_alone_locks_the_folder(tmp_path):
+def test_run_locked_refuses_a_second_process(tmp_path):
     run = Run.create(tmp_path, Config())
     with (
         run.locked(),
@@ -68,7 +68,7 @@ def test_run_lock_survives_a_change_of_the_config(tmp_path):
     assert Run.open(tmp_path).config.epochs == 2
 
 
-def test_run_alone_works_on_a_disk_without_locks(tmp_path, monkeypatch):
+def test_run_locked_works_on_a_file_system_without_locks(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -28,7 +28,7 @@ def test_config_read_accepts_yaml_json_and_the_config_of_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["optimizer: {lr: 5e-4}", "optimizer: {name: adamw, lr: 5e-4}"])
-def test_config_read_is_what_the_command_line_reads(text, tmp_path):
+def test_config_read_equals_the_config_of_the_command_line(text, tmp_path):
     (tmp_path / "job.yaml").write_text(text)
     config = Config.read(tmp_path / "job.yaml")
     assert config.optimizer.options == {"lr": 5e-4, "weight_decay": 1e-4}

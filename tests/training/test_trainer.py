@@ -144,7 +144,7 @@ def test_trainer_stopped_and_resumed_gives_identical_results(name, tmp_path):
 
 
 def test_trainer_resume_reads_no_tensor_twice(tmp_path, monkeypatch):
-    """A second reading would be of all rows, also of those that other processes hold."""
+    """A second read would be of all rows, including those of other processes."""
     assert trainer(tmp_path, {"epochs": 1}).train()
     names, read = [], TensorFiles.read
     monkeypatch.setattr(
@@ -350,8 +350,8 @@ def test_trainer_compile_keeps_names_in_checkpoints(tmp_path, asked):
 
 
 @pytest.mark.slow
-def test_compile_averages_and_checkpointed_activations_work_together(tmp_path, asked):
-    """From the config to the opened run: trained in two parts, with the weights and metrics of plain training."""
+def test_trainer_combines_compile_ema_and_checkpointed_activations(tmp_path, asked):
+    """Trained in two parts and opened again, the run has the weights and metrics of plain training."""
     settings = {**CONVOLUTIONS, "ema": 0.8, "epochs": 1}
     saving = {**settings, "compile": True, "checkpoint_activations": True}
     assert trainer(tmp_path / "plain", settings).train()
@@ -502,7 +502,7 @@ def test_moving_average_rejects_a_decay_of_one_and_folding_rotations(tmp_path):
 
 @pytest.mark.parametrize("change", ["grow", "drop and grow"])
 def test_moving_average_refuses_weights_that_were_replaced(change, tmp_path):
-    """Also of the same shape: the rows are then those of other classes."""
+    """Even if they have the same shape, because the rows are then those of other classes."""
     experiment = trainer(tmp_path, {"ema": 0.9, "head": "arcface"}).experiment
     if change == "drop and grow":
         experiment.head.drop([3], optimizer=experiment.optimizer)
@@ -530,7 +530,7 @@ def test_trainer_and_its_parts_have_short_reprs(tmp_path):
 
 
 def test_checkpointed_activations_change_no_result(tmp_path):
-    """Also not the statistics of BatchNorm, which the second forward pass must not update again."""
+    """Not even the statistics of BatchNorm, which the second forward pass must not update again."""
     one = trainer(tmp_path / "plain", CONVOLUTIONS)
     other = trainer(tmp_path / "recomputed", {**CONVOLUTIONS, "checkpoint_activations": True})
     one.train()
@@ -604,7 +604,7 @@ def test_trainer_saves_when_validation_by_steps_stops_early(tmp_path):
 
 
 @pytest.mark.parametrize(("every", "unit", "last"), [(2, "epochs", 10), (3, "steps", 6)])
-def test_trainer_extends_a_run_whose_last_validation_was_extra(tmp_path, every, unit, last):
+def test_trainer_extends_a_run_whose_last_validation_was_not_scheduled(tmp_path, every, unit, last):
     """One epoch has five steps. The validation at the end of training does not count against the patience."""
     validation = {"best": "accuracy", "patience": 1, "every": every, "every_unit": unit}
     one = trainer(tmp_path, {"epochs": 1, "validation": validation})
@@ -737,7 +737,7 @@ class Lines:
             json.dump(self.lines, file)
 
 
-def test_trackers_can_be_imported(tmp_path):
+def test_trainer_imports_a_tracker_from_an_import_path(tmp_path):
     settings = {"trackers": {"name": f"{__name__}:Lines", "path": str(tmp_path / "lines.json")}, "epochs": 1}
     trainer(tmp_path / "run", settings).train()
     assert json.loads((tmp_path / "lines.json").read_text()) == [0, "step", "epoch"]

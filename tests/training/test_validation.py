@@ -33,7 +33,7 @@ def split_of(x, labels):
     return DataSplit(source, source)
 
 
-def test_verification_and_identification_use_the_library():
+def test_protocols_agree_with_the_functions_of_evaluation():
     x, labels = features()
     split = split_of(x, labels)
     pairs = draw_possible_pairs(labels, 10, 300, 0)
@@ -82,7 +82,7 @@ def test_verification_reads_pairs_from_a_file(tmp_path):
 
 
 def test_verification_draws_no_pairs_of_unreadable_examples():
-    """Their label is -100. As a class of its own it would take the place of others, and a fold could lose a kind."""
+    """Their label is -100. Drawn as a class, they would replace other classes, and a fold could lack a kind."""
     x, labels = features(22, 3)
     labels[torch.arange(0, 66, 2)] = -100
     readable = (labels >= 0).nonzero().flatten()
@@ -94,7 +94,7 @@ def test_verification_draws_no_pairs_of_unreadable_examples():
     assert 0 <= VerificationProtocol()(x, labels, split_of(x, features(22, 3)[1]))["accuracy"] <= 1
 
 
-def test_verification_ignores_folds_that_lost_a_kind():
+def test_verification_ignores_folds_without_both_kinds_of_pairs():
     x, labels = features(4, 3)
     first, second = torch.tensor([0, 3, 0, 6, 9, 6]), torch.tensor([1, 4, 3, 7, 10, 9])
     pairs = Pairs(first, second, labels[first] == labels[second], torch.tensor([0, 0, 0, 1, 1, 1]))

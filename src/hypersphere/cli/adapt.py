@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["adapt"]
 
-HELD_OUT = 0.1  # fraction at the end of the text that measures the loss
+HELD_OUT = 0.1  # fraction of the text, at its end, on which the loss is measured
 
 
 def adapt(
@@ -46,7 +46,7 @@ def adapt(
 ) -> None:
     """Rotate the linear layers of a language model, train the rotations on a text, and write them as an adapter.
 
-    Folders without a tokenizer are trained on bytes. Nothing is downloaded.
+    A model without a tokenizer is trained on bytes. Nothing is downloaded.
     """
     import torch
 
@@ -55,7 +55,7 @@ def adapt(
     from hypersphere.training.processes import choose_device
     from hypersphere.training.text import NextToken, TextWindows
 
-    place = choose_device(device)
+    torch_device = choose_device(device)
     occupied = out.exists() and (not out.is_dir() or any(out.iterdir()))
     require(not occupied, "--out", "a new or an empty folder", str(out))
     network, tokens = _read(model, text)
@@ -70,7 +70,7 @@ def adapt(
         method,
         block_size=block_size,
         factors=factors,
-        side=cast(Any, side),  # `rotate_` checks both
+        side=cast(Any, side),  # `rotate_` checks the values of side and quantize
         dropout=dropout,
         quantize=cast(Any, quantize),
         embeddings=embeddings,
@@ -80,22 +80,22 @@ def adapt(
     trained = rotation.rotation_parameters(network)
     for parameter in trained:
         parameter.requires_grad_()
-    if peft:  # a layer that PEFT cannot rotate is an error before the training, and not after it
+    if peft:  # fail before training, not after it, if PEFT cannot represent a layer
         with TemporaryDirectory() as folder:
             rotation.save_adapter(network, folder, format="peft")
-    network.to(place)
+    network.to(torch_device)
     objective = NextToken(network)
-    before = objective.mean_loss(test.to(place), length, batch)
+    before = objective.mean_loss(test.to(torch_device), length, batch)
     optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     objective.train()
-    windows = TextWindows(train.to(place), length, batch, torch.Generator().manual_seed(seed))
+    windows = TextWindows(train.to(torch_device), length, batch, torch.Generator().manual_seed(seed))
     minimize(objective, windows, optimizer=optimizer, scheduler=schedule, steps=steps)
-    after = objective.mean_loss(test.to(place), length, batch)
+    after = objective.mean_loss(test.to(torch_device), length, batch)
     rotation.save_adapter(network, out, format="peft" if peft else "hypersphere")
-    numbers = sum(parameter.numel() for parameter in trained)
+    count = sum(parameter.numel() for parameter in trained)
     layers = sum(1 for _ in rotation.rotated_layers(network))
-    print_line(f"trained {numbers:,} numbers of {layers} rotated layers: {out}")
+    print_line(f"trained {count:,} parameters of {layers} rotated layers: {out}")
     print_line(f"loss per token of the last {HELD_OUT:.0%} of the text: {before:.4f} before, {after:.4f} after")
     print_line(f"Next: hs.rotation.load_adapter(model, {str(out)!r}), and hs.rotation.merge(model) for inference")
 
@@ -126,6 +126,7 @@ def _read(folder: Path, text: Path) -> tuple[Any, Tensor]:
         tokens = tokenizer(content.decode("utf-8", errors="replace"), return_tensors="pt").input_ids[0]
     else:
         size = network.config.vocab_size
-        require(size >= 256, "MODEL", "a model with a tokenizer, or with a vocabulary of 256 bytes", str(folder))
+        accepted = "a model with a tokenizer, or with a vocabulary of at least 256, one per byte"
+        require(size >= 256, "MODEL", accepted, str(folder))
         tokens = torch.tensor(list(content))
     return network, tokens.long()

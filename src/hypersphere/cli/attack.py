@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attack"]
 
-BATCH = 250
+BATCH = 250  # images
 EPSILONS = "2/255,4/255,8/255"
 
 
@@ -35,7 +35,7 @@ def attack(
         str | None, typer.Option(help=f"Strengths of fgsm and bim, separated by commas; default: {EPSILONS}.")
     ] = None,
     norm: Annotated[str | None, typer.Option(help="Norm that deepfool minimises: l2 or linf; default: l2.")] = None,
-    source: Annotated[Path | None, typer.Option(help="Craft the attacks on this run and transfer them.")] = None,
+    source: Annotated[Path | None, typer.Option(help="Craft the attacks on this run and transfer them to RUN.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Attack only this number of test images.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a plot to this .png file.")] = None,
     json: options.JsonFile = None,
@@ -61,29 +61,32 @@ def attack(
         require_package("vl_convert", "vl-convert-python", "report")
     opened = open_run(folder, data_root, step=step, device=device, trust_code=trust_code)
     other = opened if source is None else open_run(source, data_root, device=device, trust_code=trust_code)
-    for one in (opened, other):
-        one.require_images("an attack")
-        if one.experiment.data.open_set:
-            raise ValueError(f"an attack needs a run that is tested on its training classes, not {one.run.folder}")
-    require(opened.shape == other.shape, "--source", f"a run on inputs {opened.shape}", other.shape)
-    ours, theirs = opened.experiment.data.classes, other.experiment.data.classes
-    require(ours == theirs, "--source", f"a run on the same {len(ours)} classes", str(source))
+    for loaded in (opened, other):
+        loaded.require_images("an attack")
+        if loaded.experiment.data.open_set:
+            raise ValueError(f"an attack needs a run that is tested on its training classes, not {loaded.run.folder}")
+    require(opened.shape == other.shape, "--source", f"a run on inputs of shape {opened.shape}", other.shape)
+    classes = opened.experiment.data.classes
+    has_same_classes = classes == other.experiment.data.classes
+    require(has_same_classes, "--source", f"a run on the same {len(classes)} classes", str(source))
     origin = "crafted on the run itself" if source is None else f"transferred from {source}"
     images, crafted_on = _images(opened, limit), None if source is None else other.classify
-    chosen: Any = robustness.ATTACKS[name]
+    attack_type: Any = robustness.ATTACKS[name]
     if name == "deepfool":
-        strength = robustness.fooling_strength(opened.classify, images, chosen(norm=norm), source=crafted_on)
+        strength = robustness.fooling_strength(opened.classify, images, attack_type(norm=norm), source=crafted_on)
         draw = partial(report.strength_chart, {str(folder): strength}, norm)
         numbers = _numbers(strength)
         table = _strength_table(numbers, norm)
     else:
-        accuracy = robustness.accuracy_under(opened.classify, images, chosen(), epsilons=epsilons, source=crafted_on)
+        accuracy = robustness.accuracy_under(
+            opened.classify, images, attack_type(), epsilons=epsilons, source=crafted_on
+        )
         draw = partial(report.accuracy_chart, {str(folder): accuracy})
         numbers = asdict(accuracy)
         table = _accuracy_table(accuracy)
     if json is not None:
-        about = {"run": str(folder), "step": opened.step, "attack": name, "source": source and str(source)}
-        write_json(json, {**about, **numbers})
+        description = {"run": str(folder), "step": opened.step, "attack": name, "source": source and str(source)}
+        write_json(json, {**description, **numbers})
     if plot is not None:
         with replacing(plot) as draft:
             draw().save(str(draft), format="png", scale_factor=2)

@@ -14,7 +14,7 @@ from hypersphere.cli.options import check_run
 
 __all__ = ["cite", "read_references", "works_of"]
 
-FRAMEWORK = "liu2020thesis"
+FRAMEWORK = "liu2020thesis"  # cited by every run
 
 
 def cite(
@@ -32,8 +32,8 @@ def cite(
         from hypersphere.training import Run
 
         uses = works_of(Run.open(check_run(folder)).config.settings())
-    for key, parts in uses.items():
-        print(f"% {', '.join(parts)}\n{references[key][0]}\n")
+    for key, components in uses.items():
+        print(f"% {', '.join(components)}\n{references[key][0]}\n")
 
 
 def read_references() -> dict[str, tuple[str, list[str]]]:
@@ -54,7 +54,7 @@ def read_references() -> dict[str, tuple[str, list[str]]]:
 
 
 def works_of(settings: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the keys of the works that an experiment uses, each with its components; the thesis comes first.
+    """Return the keys of the works that an experiment uses, each with the components that use it; the thesis first.
 
     >>> works_of({"head": {"name": "a_softmax", "m": 3}, "rotation": {"name": "cayley", "refine": "mhe"}})
     {'liu2020thesis': ['the framework'], 'liu2017sphereface': ['head a_softmax'],
@@ -72,15 +72,16 @@ def works_of(settings: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _keywords(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the keywords that settings may match, each with the words that describe the setting."""
+    """Yield the keywords of settings, as they may occur in references.bib, each with words for the comment."""
     for setting, value in settings.items():
-        part = setting.removesuffix("s")  # one item of `regularizers` is a regularizer
+        kind = setting.removesuffix("s")  # keywords are singular: an item of `regularizers` is a regularizer
         for component in value if isinstance(value, list) else [value]:
             if not isinstance(component, Mapping) or "name" not in component:
                 continue
-            yield (f"{part} {component['name']}",) * 2
-            for option, chosen in component.items():
-                yield (f"{part}.{option}" if isinstance(chosen, list) else f"{part}.{option} {chosen}",) * 2
-                if isinstance(chosen, (int, float)):
-                    least = [f"{part}.{option} >= {number}" for number in (0, 2) if chosen >= number]
-                    yield from ((keyword, f"{part}.{option} {chosen}") for keyword in least)
+            words = f"{kind} {component['name']}"
+            yield words, words
+            for option, given in component.items():
+                words = f"{kind}.{option}" if isinstance(given, list) else f"{kind}.{option} {given}"
+                yield words, words
+                if isinstance(given, (int, float)):
+                    yield from ((f"{kind}.{option} >= {bound}", words) for bound in (0, 2) if given >= bound)

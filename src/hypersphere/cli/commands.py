@@ -1,8 +1,8 @@
 """The application `hypersphere`: its commands, exit codes and error messages.
 
-A command that fails prints one line on stderr. The exit code is 2 for invalid input, 3 for damaged data or checkpoints,
-1 for a run that fails (divergence, full disk, out of memory) and 130 for an interrupt. The module of a command is
-imported when the command is used, and torch when the command runs, so that `--help` answers quickly.
+A command that fails prints one line on stderr. The exit code is 2 for invalid input, 3 for damaged files, 1 for a
+failure at run time (divergence, full disk, out of memory) and 130 for an interrupt. The module of a command is imported
+when the command is used, and torch when the command runs, so that `--help` answers quickly.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["app", "main"]
 
 COMMANDS = {
     "train": "Train a model and write a run.",
-    "list": "List every name that other commands accept, with its options.",
+    "list": "List the names that other commands accept, with their options.",
     "reproduce": "Reproduce a table or figure of the sources.",
     "evaluate": "Measure a run or files of embeddings.",
     "embed": "Compute the embeddings of images.",
     "enroll": "Add a folder of images to a gallery.",
-    "search": "Find the nearest names of images in a gallery.",
+    "search": "Find the names in a gallery that are nearest to images.",
     "serve": "Answer searches in a gallery over HTTP.",
     "inspect": "Show how redundant the neurons of each layer are.",
     "adapt": "Fine-tune a language model by rotation.",
@@ -41,10 +41,10 @@ COMMANDS = {
     "pack": "Write a folder of images as tar shards.",
     "cite": "Print the BibTeX entries of the works that a run used.",
 }
-FUNCTIONS = {"list": "list_menus"}  # where the function is not named like its module
+FUNCTIONS = {"list": "list_menus"}  # functions that are not named like their command
 CONTEXT = {"train": {"allow_extra_args": True, "ignore_unknown_options": True}}  # for `--head.m=4`
-INTERRUPTED = {"reproduce": "interrupted; finished rows are kept"}
-SMALLER = {  # the option that lowers the memory use of a command
+INTERRUPTED = {"reproduce": "interrupted; finished rows are kept"}  # messages other than "interrupted"
+MEMORY_OPTIONS = {  # the option to lower if a command is out of memory
     "train": "--batch-size",
     "evaluate": "number of --pairs",
     "embed": "--batch",
@@ -53,7 +53,7 @@ SMALLER = {  # the option that lowers the memory use of a command
     "attack": "--limit",
     "adapt": "--batch",
 }
-# What errors of the library advise in Python, and the same on the command line.
+# Advice in errors of the library, for Python, and the same advice for the command line.
 ADVICE = {
     "pass root= or": "pass --data-root or",
     "imported only with trust_code=True": "imported only with --trust-code",
@@ -64,16 +64,16 @@ ADVICE = {
 
 
 class Command(TyperCommand):
-    """A command whose help is plain text: a table of rich cuts long option names on a narrow terminal."""
+    """A command whose help is plain text, because a rich table truncates option names on a narrow terminal."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write usage, description, and the arguments and options by panel."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         panels: dict[str, list[tuple[str, str]]] = {}
-        for one in self.get_params(ctx):
-            panel = getattr(one, "rich_help_panel", None) or f"{one.param_type_name.capitalize()}s"
-            if record := one.get_help_record(ctx):
+        for parameter in self.get_params(ctx):
+            panel = getattr(parameter, "rich_help_panel", None) or f"{parameter.param_type_name.capitalize()}s"
+            if record := parameter.get_help_record(ctx):
                 panels.setdefault(panel, []).append(record)
         for panel, records in panels.items():
             with formatter.section(panel):
@@ -105,7 +105,8 @@ class Commands(TyperGroup):
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         with formatter.section("Options"):
-            formatter.write_dl([record for one in self.get_params(ctx) if (record := one.get_help_record(ctx))])
+            records = (parameter.get_help_record(ctx) for parameter in self.get_params(ctx))
+            formatter.write_dl([record for record in records if record])
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -114,19 +115,19 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            end(INTERRUPTED.get(ctx.invoked_subcommand, "interrupted"), 130)
+            fail(INTERRUPTED.get(ctx.invoked_subcommand, "interrupted"), 130)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             size = re.search(r"allocate ([\d.]+ ?\w*)", str(error))
             request = f" (could not allocate {size[1]})" if size else ""
-            option = SMALLER.get(ctx.invoked_subcommand)
+            option = MEMORY_OPTIONS.get(ctx.invoked_subcommand)
             advice = f"try a smaller {option}" if option else "try a machine with more memory"
-            end(f"out of memory{request}; {advice}", 1)
+            fail(f"out of memory{request}; {advice}", 1)
         except Exception as error:
             if not hasattr(error, "format_message"):  # only usage errors of typer and click have this method
                 raise
-            end(error.format_message(), 2)
+            fail(error.format_message(), 2)
 
 
 app = typer.Typer(
@@ -161,11 +162,11 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line. An error becomes one line on stderr; a closed output pipe exits silently with code 1."""
+    """Run the command line. An error is printed as one line; a closed output pipe exits silently with code 1."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # print "?" where the terminal cannot show a character such as ±
-    # One line without the place in the code, for example about an empty class folder.
+    # Print warnings, for example about an empty class folder, as one line without the line of code.
     warnings.formatwarning = lambda message, *_: f"hypersphere: {printable(' '.join(str(message).split()))}\n"
     try:
         try:
@@ -180,15 +181,15 @@ def main() -> None:
         from hypersphere.gallery import DamagedGallery
         from hypersphere.training import DamagedCheckpoint
 
-        end(error, 3 if isinstance(error, DamagedData | DamagedCheckpoint | DamagedGallery) else 2)
+        fail(error, 3 if isinstance(error, DamagedData | DamagedCheckpoint | DamagedGallery) else 2)
     except (FileNotFoundError, PermissionError, ImportError) as error:
-        end(error, 2)
+        fail(error, 2)
     except (OSError, FloatingPointError) as error:
-        end(error, 1)
+        fail(error, 1)
 
 
-def end(reason: object, code: int) -> NoReturn:
-    """Print the reason in one line and exit with the code."""
+def fail(reason: object, code: int) -> NoReturn:
+    """Print the reason in one line, with advice for the command line, and exit with the code."""
     text = str(reason)
     for in_python, on_command_line in ADVICE.items():
         text = text.replace(in_python, on_command_line)

@@ -18,13 +18,14 @@ def embed(
     images: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Images, a folder of images, or a folder of one folder per class; default: the test data of the run."
+            help="Images, a folder of images, or a folder with one folder per class; default: the test data of the run."
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="File to write, .npy or .safetensors; default: embeddings.safetensors, in RUN for its test data."
+            help="File to write, .npy or .safetensors; default: embeddings.safetensors, in RUN for its test data, "
+            "otherwise in the current folder."
         ),
     ] = None,
     mirror: Annotated[bool, typer.Option("--mirror", help="Append the features of the mirrored image.")] = False,
@@ -45,12 +46,14 @@ def embed(
     opened = open_run(folder, data_root, step=step, device=device, with_data=not images, trust_code=trust_code)
     source: Source
     if images:
-        source, labelled = opened.images(images, "embed with images")
+        source, has_labels = opened.images(images, "embed with images")
     else:
-        source, labelled = opened.held_out, True
+        source, has_labels = opened.held_out, True
     features, labels = opened.embed(source, mirror=mirror, batch=batch)
     names = tuple(source.name(index) for index in range(len(source)))
-    labelling = (labels, names, source.classes) if labelled else (None, names, None)
-    description = write_embeddings(target, Embeddings(features, *labelling))
-    count, size = features.shape
-    print_line(f"{count} embeddings with {size} dimensions: {target}; names and labels: {description.name}")
+    embeddings = (
+        Embeddings(features, labels, names, source.classes) if has_labels else Embeddings(features, None, names)
+    )
+    description = write_embeddings(target, embeddings)
+    count, dim = features.shape
+    print_line(f"{count} embeddings with {dim} dimensions: {target}; names and labels: {description.name}")

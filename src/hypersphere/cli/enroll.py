@@ -33,7 +33,7 @@ def enroll(
         str | None, typer.Option(help="Index of a new gallery: exact (default), or hnsw or ivf of faiss.")
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Remove what these names had in the gallery before.")
+        bool, typer.Option("--replace", help="First remove all images that these names have in the gallery.")
     ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 500,
     step: options.Step = None,
@@ -47,31 +47,33 @@ def enroll(
 
     require(images.is_dir(), "FOLDER", "an existing folder of images", str(images))
     require(not gallery.is_file(), "--gallery", "a folder", f"the file {gallery}")
-    enrolled = _existing(gallery, dtype, index)
+    enrolled = _load_existing(gallery, dtype, index)
     opened = open_run(folder, step=step, device=device, with_data=False, trust_code=trust_code)
-    source, labelled = opened.images([images], "enroll")
+    source, has_folders = opened.images([images], "enroll")
     features, labels = opened.embed(source, batch=batch)
-    if labelled:
+    if has_folders:
         names = [source.classes[label] for label in labels.tolist()]
     else:
         names = [Path(source.name(position)).stem for position in range(len(source))]
     if enrolled is None:
         enrolled = Gallery(features.shape[1], dtype or "float32", index or "exact", opened.fingerprint)
-    known = sorted(set(names).intersection(enrolled.names))
-    if replace and known:
-        enrolled.remove(known)
+    existing_names = sorted(set(names).intersection(enrolled.names))
+    if replace and existing_names:
+        enrolled.remove(existing_names)
     enrolled.enroll(names, features, fingerprint=opened.fingerprint)
     enrolled.save(gallery)
     print_line(f"{len(names)} images of {len(set(names))} names enrolled in {gallery}, which now has {len(enrolled)}")
-    if known:
-        done = "were replaced" if replace else "were there before and now have more images; --replace removes old ones"
-        print_line(f"{len(known)} of these names {done}")
-    chosen = "" if step is None else f" --step {step}"
-    print_line(f"Next: hypersphere search {gallery} IMAGE --run {folder}{chosen}")
+    if existing_names:
+        change = (
+            "were replaced" if replace else "were there before and now have more images; --replace removes old ones"
+        )
+        print_line(f"{len(existing_names)} of these names {change}")
+    step_option = "" if step is None else f" --step {step}"
+    print_line(f"Next: hypersphere search {gallery} IMAGE --run {folder}{step_option}")
 
 
-def _existing(folder: Path, dtype: str | None, index: str | None) -> Gallery | None:
-    """Return the gallery of a folder, or None if there is none yet; the options must be those of the gallery."""
+def _load_existing(folder: Path, dtype: str | None, index: str | None) -> Gallery | None:
+    """Return the gallery of a folder, or None if there is none yet; refuse options that differ from it."""
     from hypersphere.gallery import Gallery
 
     if not (folder / MANIFEST).exists():

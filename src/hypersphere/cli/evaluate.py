@@ -38,7 +38,10 @@ def evaluate(
     ] = False,
     pca: Annotated[
         int | None,
-        typer.Option(min=1, help="Project on principal components, fitted on the training data of a run or the file."),
+        typer.Option(
+            min=1,
+            help="Project onto this number of principal components, fitted on training data of a run, or on the file.",
+        ),
     ] = None,
     bootstrap: Annotated[
         int | None,

@@ -1,4 +1,4 @@
-"""`hypersphere export`: write the network and head of a run as ONNX or as a torch.export program, after a check.
+"""`hypersphere export`: write the network and head of a run as ONNX or as a torch.export program, and check it.
 
 The graph maps inputs (N, …) with variable N to two outputs, `features` (N, d) and `scores` (N, C) without margin. The
 normalisation of the run is part of the graph. Rotations are folded first. The graph computes in float32 even if the run
@@ -64,8 +64,8 @@ def export(
         raise ValueError("export needs a run on images or points; a run on a graph has no separate inputs")
     calibrated = _calibration(opened) if calibration else None
     # The card of an earlier export names its pair graph. A file that no card names is not overwritten.
-    is_ours = card.is_file() and f'"{pair_target.name}"' in card.read_text(encoding="utf-8")
-    if calibrated is not None and not is_ours:
+    is_named = card.is_file() and f'"{pair_target.name}"' in card.read_text(encoding="utf-8")
+    if calibrated is not None and not is_named:
         check_target("--out", pair_target, [SUFFIXES[to]])
     batches = probe_inputs(experiment, as_bytes=inputs == "uint8")
     if inputs == "uint8":
@@ -75,25 +75,25 @@ def export(
     rotation.fold_(model)
     difference = export_module(model, batches, target, form=to, outputs=["features", "scores"], expected=expected)
     content = _card(opened, target, batches[0], expected[0], difference)
-    if is_ours:
+    if is_named:  # the run may have no calibration any more
         pair_target.unlink(missing_ok=True)
     if calibrated is not None:
-        features = [(one, one.flip(0)) for one, _ in expected]
+        pairs = [(features, features.flip(0)) for features, _ in expected]
         scores = PairScores(calibrated.calibration).eval()
-        export_module(scores, features, pair_target, form=to, outputs=PAIR_OUTPUTS, inputs=PAIR_INPUTS)
+        export_module(scores, pairs, pair_target, form=to, outputs=PAIR_OUTPUTS, inputs=PAIR_INPUTS)
         names = {"file": pair_target.name, "inputs": PAIR_INPUTS, "outputs": PAIR_OUTPUTS}
         content["calibration"] = {**names, **calibrated.description()}
     write_json(card, content)
     shape = " x ".join(map(str, batches[0].shape[1:]))
-    kind = "" if experiment.config.precision == "float32" else ", in float32"
-    agreed = f"relative difference to the run {difference:.1e}{kind}"
-    print_line(f"{target}: inputs N x {shape} to features and scores, {agreed}; described in {card.name}")
+    dtype = "" if experiment.config.precision == "float32" else ", in float32"
+    agreement = f"relative difference to the run {difference:.1e}{dtype}"
+    print_line(f"{target}: inputs N x {shape} to features and scores, {agreement}; described in {card.name}")
     if calibrated is not None:
         print_line(f"{pair_target}: two matrices of features to {', '.join(PAIR_OUTPUTS)} of each pair of rows")
 
 
 def _calibration(opened: LoadedRun) -> RunCalibration | None:
-    """Return the calibration of the run, which must be one of these weights."""
+    """Return the calibration of the run, or None; raise a `ValueError` if it was fitted to other weights."""
     stored = opened.run.calibration()
     if stored is not None and (reason := opened.refusal(stored)):
         advice = (
@@ -106,7 +106,7 @@ def _calibration(opened: LoadedRun) -> RunCalibration | None:
 def _card(
     opened: LoadedRun, target: Path, inputs: Tensor, outputs: tuple[Tensor, ...], difference: float
 ) -> dict[str, Any]:
-    """Return what a program needs to know to use the file."""
+    """Return the content of the JSON card: what a program needs to know to use the file."""
     config, shape = opened.run.config, list(inputs.shape[1:])
     is_image = len(shape) == 3
     description: dict[str, Any] = {"name": "inputs", "shape": ["N", *shape]}

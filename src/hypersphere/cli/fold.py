@@ -1,8 +1,8 @@
 """`hypersphere fold`: write a run of plain layers with the same outputs as a rotated or converted run.
 
-Rotated layers can always be replaced by plain ones. Decoupled layers can only if their response is an inner product,
-see `hypersphere.layers.fold_operator_`; the command says which are not folded. A run has one operator, so either all or
-none of its decoupled layers become plain.
+Rotated layers can always be replaced by plain ones. Decoupled layers can only be if their response is an inner product,
+see `hypersphere.layers.fold_operator_`. A run has one operator, so either all or none of its decoupled layers become
+plain; the command reports those that are not folded.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def fold(
     unfolded = f"{remaining} layers with the operator {config.operator.name!r}, {reason}"
     if not rotated and not operators:
         raise ValueError(f"{folder} cannot be folded: {unfolded if remaining else 'all its layers are plain'}")
-    plain = _plain_experiment(opened, has_operator=not operators, trust_code=trust_code)
+    plain = _plain_experiment(opened, keep_operator=not operators, trust_code=trust_code)
     folded = FeaturesAndScores(plain.network, plain.head)
     difference = largest_difference(before, folded.outputs(batches))
     require(difference <= TOLERANCE, "folded outputs", f"within {TOLERANCE:g} of those before", difference)
@@ -67,13 +67,13 @@ def fold(
     print_line(f"largest relative difference of the outputs: {difference:.1e}")
 
 
-def _plain_experiment(opened: LoadedRun, *, has_operator: bool, trust_code: bool) -> Experiment:
-    """Return the experiment without rotation (and operator, if folded), with the folded weights."""
+def _plain_experiment(opened: LoadedRun, *, keep_operator: bool, trust_code: bool) -> Experiment:
+    """Return a new experiment with the folded weights, without rotation, and without operator unless it is kept."""
     from hypersphere.training import build_experiment
 
     folded = opened.experiment
-    # The moving average, if there is one, is what was loaded and folded.
-    patch = {"rotation": "none", "ema": None} | ({} if has_operator else {"operator": "none"})
+    # With a moving average, its weights were loaded and folded, so the new experiment needs none.
+    patch = {"rotation": "none", "ema": None} | ({} if keep_operator else {"operator": "none"})
     plain = build_experiment(folded.config.patched(patch), split=folded.data, trust_code=trust_code)
     plain.network.load_state_dict(folded.network.state_dict())
     plain.head.load_state_dict(folded.head.state_dict())

@@ -1,4 +1,4 @@
-"""`hypersphere inspect`: show how redundant the neurons of each layer are, as a table and as a page."""
+"""`hypersphere inspect`: show how redundant the neurons of each layer are, as a table and as an HTML page."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def inspect(
 
     check_target("--html", html, [".html"])
     check_target("--json", json, [".json"])
-    model = _model(source, device, data_root, trust_code)
-    inspection = _inspection(model, pairs=pairs, most=most, seed=seed)
+    model = _load_model(source, device, data_root, trust_code)
+    inspection = _inspect(model, pairs=pairs, most=most, seed=seed)
     if json is not None:
-        write_json(json, _plain(inspection, source))
+        write_json(json, _json_content(inspection, source))
     if html is not None:
         report.write_page(html, report.inspection_page(inspection, source.name or str(source)))
     report.print_table(report.layer_table(inspection))
@@ -55,7 +55,7 @@ def inspect(
         print_line(f"\nReport: {html}")
 
 
-def _model(source: Path, device: str | None, data_root: Path | None, trust_code: bool) -> nn.Module | Path:
+def _load_model(source: Path, device: str | None, data_root: Path | None, trust_code: bool) -> nn.Module | Path:
     """Return the network and head of a run, or the path itself if it is not a run."""
     from torch import nn
 
@@ -71,7 +71,8 @@ def _model(source: Path, device: str | None, data_root: Path | None, trust_code:
     return source
 
 
-def _inspection(model: nn.Module | Path, *, pairs: int, most: int, seed: int) -> Inspection:
+def _inspect(model: nn.Module | Path, *, pairs: int, most: int, seed: int) -> Inspection:
+    """Return the inspection; warnings are added to the reasons why layers were skipped."""
     from hypersphere.data import DamagedData
     from hypersphere.energy.inspect import UnreadableWeights, inspect
 
@@ -84,8 +85,8 @@ def _inspection(model: nn.Module | Path, *, pairs: int, most: int, seed: int) ->
     return dataclasses.replace(inspection, skipped=(*inspection.skipped, *(str(warning.message) for warning in caught)))
 
 
-def _plain(inspection: Inspection, source: Path) -> dict[str, Any]:
-    """Return the inspection in the form of the JSON file."""
+def _json_content(inspection: Inspection, source: Path) -> dict[str, Any]:
+    """Return the content of the JSON file."""
     layers = []
     for layer in inspection.layers:
         energies = [

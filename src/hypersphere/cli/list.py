@@ -1,4 +1,4 @@
-"""`hypersphere list`: the menus, read from their dictionaries, and the options of each entry."""
+"""`hypersphere list`: show the menus of components, and the options of each entry."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TITLES: dict[str, tuple[Menu, str]] = {
 }
 LISTS = ("augment", "regularizers", "trackers", "validation.protocols")  # settings that are lists of components
 RECORDS = ("results", "runs")  # folders with records of recipes
-SHOWN_TABLES = 2  # in the line of a recipe that covers more tables and figures
+SHOWN_TABLES = 2  # number of tables and figures that are shown in the line of a recipe
 
 
 def list_menus(
@@ -74,28 +74,29 @@ def list_menus(
     elif title is not None and entry is not None:
         _print_entry(console, title, entry)
     else:
-        for one in TITLES if title is None else [title]:
-            console.print(one, style="bold")
+        for shown in TITLES if title is None else [title]:
+            console.print(shown, style="bold")
             # "none", the default of some menus, is not listed.
-            summaries = {name: _summary(made) for name, made in TITLES[one][0].items() if name != "none"}
-            _print_pairs(console, _with_covered(summaries) if one == "recipes" else summaries)
+            summaries = {name: _summary(factory) for name, factory in TITLES[shown][0].items() if name != "none"}
+            _print_pairs(console, _with_tables(summaries) if shown == "recipes" else summaries)
 
 
 def find_title(menu: str) -> str:
     """Return the title of a menu; spellings such as "data-sets", "optimizers" and "head" are accepted."""
     _require_plain_name("menu", menu)
-    titles = {_folded(title): title for title in TITLES}
+    titles = {_normalized(title): title for title in TITLES}
     titles |= {setting: title for title, (_, setting) in TITLES.items() if setting}
-    title = titles.get(menu) or titles.get(_folded(menu))
+    title = titles.get(menu) or titles.get(_normalized(menu))
     if title is not None:
         return title
-    # `list arcface` instead of `list heads arcface`
-    for other, (one, _) in TITLES.items():
-        require(menu not in one, "menu", f"given before the entry (`list {other.replace(' ', '-')} {menu}`)", menu)
+    # `menu` may be an entry: `list arcface` instead of `list heads arcface`.
+    for other, (entries, _) in TITLES.items():
+        require(menu not in entries, "menu", f"given before the entry (`list {other.replace(' ', '-')} {menu}`)", menu)
     raise ValueError(f"menu must be one of {', '.join(title.replace(' ', '-') for title in TITLES)}, not {menu!r}")
 
 
-def _folded(text: str) -> str:
+def _normalized(text: str) -> str:
+    """Return a title without differences of case, dashes, British or American spelling, and number."""
     return text.lower().replace("-", " ").replace("_", " ").replace("iz", "is").removesuffix("s")
 
 
@@ -114,8 +115,8 @@ def _find_entry(title: str, entry: str) -> str:
     return entry
 
 
-def _with_covered(summaries: Mapping[str, str]) -> dict[str, str]:
-    """Return the summaries of recipes after a column of the tables and figures that each covers."""
+def _with_tables(summaries: Mapping[str, str]) -> dict[str, str]:
+    """Return the summaries of recipes, each after the tables and figures that it covers."""
     recipes: Mapping[str, Any] = TITLES["recipes"][0]
     covered = {}
     for name in summaries:
@@ -126,7 +127,7 @@ def _with_covered(summaries: Mapping[str, str]) -> dict[str, str]:
 
 
 def _require_plain_name(argument: str, name: str) -> None:
-    """Raise a `ValueError` that says how to use a name such as `hf:vit` or `my_module:Net`, which is on no menu."""
+    """Raise a `ValueError` that says how to use a name such as `hf:vit` or `my_module:Net`, which no menu lists."""
     if ":" in name:
         accepted = "a name of this library, for example `list networks resnet18`"
         use = (
@@ -150,31 +151,31 @@ def entry_options(title: str, name: str) -> dict[str, Any]:
 
 def _description(title: str, name: str) -> dict[str, Any]:
     """Return an entry as plain data."""
-    made: Any = TITLES[title][0][name]
+    entry: Any = TITLES[title][0][name]
     if title != "recipes":
-        return {"name": name, "summary": _summary(made), "options": entry_options(title, name)}
+        return {"name": name, "summary": _summary(entry), "options": entry_options(title, name)}
     folders = [folder for root in RECORDS for folder in (Path(root) / name, *Path(root).glob(f"{name}@*"))]
     records = sorted(str(path) for folder in folders for path in folder.glob("*/seed-*.json"))
-    return {**made.description(), "records": records}
+    return {**entry.description(), "records": records}
 
 
 def _print_entry(console: Any, title: str, name: str) -> None:
     menu, setting = TITLES[title]
-    made: Any = menu[name]
-    called = f": --{setting} {name}" if setting else ""
-    # An item of a list of components is addressed by its name.
+    entry: Any = menu[name]
+    usage = f": --{setting} {name}" if setting else ""
+    # The form of an option on the command line. An item of a list of components is addressed by its name.
     form = f"--{setting}.{name}.{{}}" if setting in LISTS else f"--{setting}.{{}}" if setting else "{}"
     if title == "recipes":
-        called, form = f": hypersphere reproduce {name}", "--set {}="
-    console.print(f"{name} ({title}){called}", style="bold", markup=False)
-    for line in "\n".join(_description_lines(made)).strip().splitlines():
+        usage, form = f": hypersphere reproduce {name}", "--set {}="
+    console.print(f"{name} ({title}){usage}", style="bold", markup=False)
+    for line in "\n".join(_description_lines(entry)).strip().splitlines():
         for part in textwrap.wrap(line, 116) if title == "recipes" else [line]:
             console.print(f"  {part}".rstrip(), markup=False)
     if title == "recipes":
-        if made.covers:
-            console.print(f"  Tables and figures: {', '.join(made.covers)}.", markup=False)
+        if entry.covers:
+            console.print(f"  Tables and figures: {', '.join(entry.covers)}.", markup=False)
         console.print("rows", style="bold")
-        _print_pairs(console, {row.name: _shown(row.patch) for row in made.rows})
+        _print_pairs(console, {row.name: _shown(row.patch) for row in entry.rows})
     options = entry_options(title, name)
     if options:
         console.print("options and their defaults", style="bold")
@@ -183,8 +184,8 @@ def _print_entry(console: Any, title: str, name: str) -> None:
 
 def _print_pairs(console: Any, pairs: Mapping[str, str]) -> None:
     width = max(map(len, pairs), default=0)
-    for name, words in pairs.items():
-        console.print(printable(f"  {name:<{width}}  {words}").rstrip(), markup=False)
+    for name, text in pairs.items():
+        console.print(printable(f"  {name:<{width}}  {text}").rstrip(), markup=False)
 
 
 def _summary(entry: Any) -> str:
@@ -200,7 +201,7 @@ def _summary(entry: Any) -> str:
 
 
 def _description_lines(entry: Any) -> Iterator[str]:
-    """Yield the lines of the docstring of an entry up to its examples, or of the title and note of a recipe."""
+    """Yield the docstring of an entry up to its examples, line by line, or title, source and note of a recipe."""
     if hasattr(entry, "reference"):
         yield from (f"{entry.title}.", f"Source: {entry.reference}.", entry.note)
         return

@@ -1,4 +1,4 @@
-"""The measurements of `hypersphere evaluate`, as plain data."""
+"""Compute the measurements of `hypersphere evaluate`, as plain data."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hypersphere.training import RunCalibration
 
 __all__ = ["EvaluationOptions", "measure_files", "measure_run"]
 
-MOST_FITTED = 20_000  # training samples on which principal components are fitted
+MAX_PCA_SAMPLES = 20_000  # largest number of training samples on which principal components are fitted
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """The options of the evaluation, see the command. `pairs` may be those that the data define."""
+    """The options of `hypersphere evaluate`. `pairs` may also be the pairs that the data define."""
 
     pairs: Path | int | data.Pairs | None = None
     folds: int | None = None
@@ -48,7 +48,7 @@ class EvaluationOptions:
 
     @property
     def plain(self) -> bool:
-        """True if embeddings are compared as the network computes them, so that a calibration applies."""
+        """True if the embeddings are compared as the network computes them, which a calibration requires."""
         return not (self.subtract_mean or self.pca or self.mirror)
 
     def verify(
@@ -59,7 +59,7 @@ class EvaluationOptions:
         folds: int | Tensor,
         identities: tuple[Tensor, Tensor] | None = None,
     ) -> dict[str, Any]:
-        """Verify pairs of embeddings; bootstrap intervals resample whole identities, or pairs without them."""
+        """Verify pairs of embeddings. Bootstrap intervals resample identities, or pairs if `identities` is None."""
         verified = evaluation.verify(first, second, same, folds=folds, far=self.far, subtract_mean=self.subtract_mean)
         return evaluation.summarize_verification(
             verified, bootstrap=self.bootstrap, identities=identities, seed=self.seed
@@ -67,7 +67,7 @@ class EvaluationOptions:
 
 
 def measure_run(opened: LoadedRun, protocol: EvaluationOptions) -> dict[str, Any]:
-    """Evaluate a run on its held-out data; the classes are known in training unless the data are an open set."""
+    """Evaluate a run on its held-out data; classification is measured if the classes are those of training."""
     split, source = opened.experiment.data, opened.held_out
     results: dict[str, Any] = {"step": opened.step, "data": _data_name(opened), "classes": len(source.classes)}
     features, labels = opened.embed(source)
@@ -84,7 +84,7 @@ def measure_run(opened: LoadedRun, protocol: EvaluationOptions) -> dict[str, Any
     if protocol.mirror:
         features, _ = opened.embed(source, mirror=True)
     if protocol.pca is not None:
-        train = data.subset(split.train, evenly_spaced(len(split.train), MOST_FITTED))
+        train = data.subset(split.train, evenly_spaced(len(split.train), MAX_PCA_SAMPLES))
         fitted_on, _ = opened.embed(opened.experiment.readable(train), mirror=protocol.mirror)
         features = evaluation.fit_pca(fitted_on, protocol.pca)(features)
     names = tuple(source.name(index) for index in range(len(source)))
@@ -118,17 +118,17 @@ def _measure_calibration(
             prior=protocol.prior,
             seed=protocol.seed,
         )
-    elif (found := opened.run.calibration()) is None:
+    elif (stored := opened.run.calibration()) is None:
         return {}
-    elif left_out := opened.refusal(found) or ("" if protocol.plain else "it is one of plain cosines"):
-        return {"calibration": {"left_out": left_out}}
+    elif reason := opened.refusal(stored) or ("" if protocol.plain else "it applies to unchanged embeddings only"):
+        return {"calibration": {"left_out": reason}}
     else:
-        fitted = found
+        fitted = stored
     measured = {**fitted.measure(features, labels, classes), "fitted": fitted.description()}
     if protocol.calibrate:
         if unresolved := [rate for rate in protocol.far if rate not in fitted.thresholds]:
             measured["unresolved"] = unresolved
-        # After the measurement, which may fail.
+        # Stored after the measurement, which may fail.
         measured["file"] = str(fitted.save(opened.run.folder))
     return {"calibration": measured}
 
@@ -144,7 +144,7 @@ def _data_name(opened: LoadedRun) -> str:
 
 
 def measure_files(source: Path, second: Path | None, same: Path | None, protocol: EvaluationOptions) -> dict[str, Any]:
-    """Evaluate embeddings, or two files of paired embeddings."""
+    """Evaluate a file of embeddings, with labels in `second` if given, or two files of paired embeddings."""
     other = None if second is None else torch.from_numpy(read_array(second))
     sample = read_embeddings(source)
     if other is None or other.ndim != 2:
@@ -162,11 +162,11 @@ def measure_files(source: Path, second: Path | None, same: Path | None, protocol
 def _measure(sample: Embeddings, protocol: EvaluationOptions, *, by_class: bool) -> dict[str, Any]:
     """Evaluate features by verification and, if they have labels, by identification and Fisher score.
 
-    Bootstrap intervals resample whole classes, or pairs of classes that were seen in training.
+    Bootstrap intervals resample classes if `by_class`, and pairs otherwise.
     """
     results: dict[str, Any] = {}
     folds: int | Tensor = protocol.folds or 10
-    features, labels, pairs, people = sample.features, sample.labels, protocol.pairs, None
+    features, labels, pairs, identities = sample.features, sample.labels, protocol.pairs, None
     if protocol.pca is not None:
         features = evaluation.fit_pca(features, protocol.pca)(features)
     if labels is not None:
@@ -183,21 +183,21 @@ def _measure(sample: Embeddings, protocol: EvaluationOptions, *, by_class: bool)
             folds = chosen.fold
     elif labels is not None:
         chosen, kind = data.draw_all_class_pairs(labels, pairs, seed=protocol.seed), "drawn"
-        people = (labels[chosen.first], labels[chosen.second]) if by_class else None
+        identities = (labels[chosen.first], labels[chosen.second]) if by_class else None
     else:
         raise ValueError("embeddings without labels need a second .npy file with labels, or --pairs FILE")
     if labels is not None:
         score = evaluation.angular_fisher_score(features, labels)
         results |= {"samples": len(labels), "angular_fisher_score": score}
-    verified = protocol.verify(features[chosen.first], features[chosen.second], chosen.same, folds, people)
+    verified = protocol.verify(features[chosen.first], features[chosen.second], chosen.same, folds, identities)
     results["verification"] = {**verified, "pairs": kind}
     if kind == "drawn" and pairs is None and labels is not None and not protocol.subtract_mean:
-        # Accuracies need equally many pairs of both kinds in folds. Rates and thresholds need all different pairs.
+        # Accuracies are those of the drawn pairs, equally many of both kinds. Rates and thresholds need all pairs.
         rates = evaluation.summarize_all_pairs(
             features, labels, protocol.far, bootstrap=protocol.bootstrap, by_class=by_class, seed=protocol.seed
         )
         intervals = results["verification"].pop("intervals", {})
-        intervals.pop("eer", None)  # of the drawn pairs
+        intervals.pop("eer", None)  # that of the drawn pairs; the one of all pairs replaces it
         intervals |= rates.pop("intervals", {})
         results["verification"] |= {"eer": rates.pop("eer"), "tar": rates.pop("tar")}
         results["verification"] |= {"intervals": intervals} if intervals else {}

@@ -1,4 +1,4 @@
-"""A run as commands use it: its experiment with the weights of one checkpoint, on one device."""
+"""Open a run for a command: its experiment with the weights of one checkpoint, on one device."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hypersphere.training.processes import choose_device
 
 __all__ = ["LoadedRun", "open_run", "probe_inputs"]
 
-PROBES = 32  # inputs on which two forms of a network are compared
+PROBES = 32  # number of inputs on which an exported or folded network is compared with the original
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedRun:
-    """A run, its experiment in evaluation mode, and the step of the weights."""
+    """A run, its experiment in evaluation mode, and the step of its weights."""
 
     run: Run
     experiment: Experiment
@@ -36,7 +36,7 @@ class LoadedRun:
 
     @cached_property
     def held_out(self) -> Source:
-        """The held-out data of the run, without files that cannot be decoded if the run skips these."""
+        """The held-out data, without files that cannot be decoded if `broken_files` of the run is "skip"."""
         source = self.experiment.data.validation
         if source is None:
             raise ValueError(f"{self.run.folder} has no held-out data")
@@ -49,11 +49,12 @@ class LoadedRun:
         if split.pairs is None or source is split.validation:
             return split.pairs
         assert split.validation is not None
-        position = torch.full((len(split.validation),), -1)
-        position[cast(Subset, source).positions] = torch.arange(len(source))
-        first, second = position[split.pairs.first], position[split.pairs.second]
-        both = (first >= 0) & (second >= 0)
-        return Pairs(first[both], second[both], split.pairs.same[both], split.pairs.fold[both])
+        new_positions = torch.full((len(split.validation),), -1)
+        new_positions[cast(Subset, source).positions] = torch.arange(len(source))
+        first, second = new_positions[split.pairs.first], new_positions[split.pairs.second]
+        is_readable = (first >= 0) & (second >= 0)
+        same, fold = split.pairs.same[is_readable], split.pairs.fold[is_readable]
+        return Pairs(first[is_readable], second[is_readable], same, fold)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +72,7 @@ class LoadedRun:
         return fingerprint_of(self.experiment.network)
 
     def images(self, paths: Sequence[Path], what: str) -> tuple[Source, bool]:
-        """Return images as inputs of the run, and whether their folders are classes; `what` needs them."""
+        """Return images as inputs of the run, and whether their folders are classes; `what` as in `require_images`."""
         self.require_images(what)
         channels, height, width = self.shape
         return open_images(paths, size=(height, width), grey=channels == 1, fit=self.fit)
@@ -86,7 +87,7 @@ class LoadedRun:
         return features, labels
 
     def classify(self, inputs: Tensor) -> Tensor:
-        """Return the scores (N, C) of inputs without margin, in the precision of the run."""
+        """Return the scores (N, C) of inputs, without margin, in the precision of the run."""
         objective: Any = self.experiment.objective
         return objective.head.scores(objective.features(inputs))
 
@@ -102,7 +103,7 @@ class LoadedRun:
         return f"the calibration is that of step {calibration.step}, not of the weights of step {self.step}"
 
     def require_images(self, what: str) -> None:
-        """Raise a `ValueError` that names `what` if the run was trained on points or on nodes of a graph."""
+        """Raise a `ValueError` if the run was not trained on images, which the command or option `what` needs."""
         if self.experiment.data.graph is not None or len(self.shape) != 3:
             raise ValueError(f"{what} needs a run on images, not on {self.run.config.data.name}")
 
@@ -124,21 +125,23 @@ def open_run(
         ValueError: if there is no such checkpoint, the data have changed, or the run names code that is not trusted.
         DamagedCheckpoint: if the requested checkpoint, or every checkpoint, is damaged.
     """
-    run, place = Run.open(folder), choose_device(device)
+    run, torch_device = Run.open(folder), choose_device(device)
     checkpoint = run.checkpoint(step, on_damage=warn)
-    experiment = run.experiment(data_root, step=checkpoint, with_data=with_data, device=place, trust_code=trust_code)
+    experiment = run.experiment(
+        data_root, step=checkpoint, with_data=with_data, device=torch_device, trust_code=trust_code
+    )
     return LoadedRun(run, experiment, checkpoint.step)
 
 
 def probe_inputs(experiment: Experiment, *, as_bytes: bool = False) -> list[Tensor]:
-    """Return batches to compare two forms of a network, see `probe_batches`; for a graph, one batch of all nodes.
+    """Return batches on which to compare an exported or folded network with the original, see `probe_batches`.
 
-    Images are floats in [0, 1], or uint8 with `as_bytes`.
+    Images are floats in [0, 1], or uint8 with `as_bytes`. For a graph, one batch has all nodes.
     """
     split = experiment.data
     if split.graph is not None:
         return [torch.arange(len(split.graph.features))]
     inputs = torch.stack([split.train[index] for index in range(min(PROBES, len(split.train)))])
-    windows = (slice(None), *map(slice, experiment.input_shape))  # an augmentation may cut windows
-    inputs = inputs[windows]
+    # The network may take smaller windows, which an augmentation cuts from the training images.
+    inputs = inputs[(slice(None), *map(slice, experiment.input_shape))]
     return probe_batches(inputs if as_bytes else as_floats(inputs))

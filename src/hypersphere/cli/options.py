@@ -33,7 +33,7 @@ Number = TypeVar("Number", int, float)
 
 
 def is_run(path: Path) -> bool:
-    """Return True for a run, also a damaged one. The config.json of other libraries has no format number."""
+    """Return True for the folder of a run, even a damaged one. The `config.json` of other libraries has no `format`."""
     if not (path / CONFIG).is_file():
         return False
     try:
@@ -44,7 +44,7 @@ def is_run(path: Path) -> bool:
 
 
 def check_run(path: Path, name: str = "RUN", *, also: str = "") -> Path:
-    """Raise a `ValueError` that names the argument and the path, unless the path is the folder of a run.
+    """Return the path; raise a `ValueError` that names the argument unless it is the folder of a run.
 
     Args:
         path: the path.
@@ -57,18 +57,18 @@ def check_run(path: Path, name: str = "RUN", *, also: str = "") -> Path:
     return path
 
 
-def _folder(path: Path | None) -> Path | None:
-    existing = path is None or path.expanduser().is_dir()
-    require(existing, "--data-root", "an existing folder", str(path))
+def _check_data_root(path: Path | None) -> Path | None:
+    exists = path is None or path.expanduser().is_dir()
+    require(exists, "--data-root", "an existing folder", str(path))
     return path
 
 
-def _checkpoint(text: str | None) -> int | str | None:
+def _parse_step(text: str | None) -> int | str | None:
     require(text in (None, "best") or str(text).isdecimal(), "--step", "a number, or best", text)
     return int(text) if text and text != "best" else text
 
 
-def _threads(count: int | None) -> int | None:
+def _set_threads(count: int | None) -> int | None:
     if count is not None:
         import torch
 
@@ -80,12 +80,15 @@ RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of the run.", callback=lambda path: check_run(path))
 ]
 DataRoot = Annotated[
-    Path | None, typer.Option(callback=_folder, help="Folder of the data sets; default: the variable HYPERSPHERE_DATA.")
+    Path | None,
+    typer.Option(
+        callback=_check_data_root, help="Folder of the data sets; default: the environment variable HYPERSPHERE_DATA."
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="Device, for example cpu or cuda:0; default: an accelerator, if any.")]
-Threads = Annotated[int | None, typer.Option(min=1, callback=_threads, help="Number of threads that PyTorch uses.")]
+Threads = Annotated[int | None, typer.Option(min=1, callback=_set_threads, help="Number of threads that PyTorch uses.")]
 Step = Annotated[
-    str | None, typer.Option(callback=_checkpoint, help="Use the checkpoint of this step, or best; default: the last.")
+    str | None, typer.Option(callback=_parse_step, help="Use the checkpoint of this step, or best; default: the last.")
 ]
 GalleryFolder = Annotated[Path, typer.Argument(metavar="GALLERY", help="Folder of the gallery.")]
 OfRun = Annotated[
@@ -101,7 +104,7 @@ TrustCode = Annotated[
 
 
 def parse_numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """Parse numbers that are separated by commas; unless they are integers, fractions such as 8/255 are allowed.
+    """Parse numbers separated by commas. Fractions such as 8/255 are allowed unless `kind` is `int`.
 
     >>> parse_numbers("--far", "0.1,1/100", float)
     (0.1, 0.01)
@@ -113,7 +116,7 @@ def parse_numbers(option: str, text: str, kind: Callable[[str], Number]) -> tupl
 
 
 def _number(text: str, kind: Callable[[str], Number]) -> Number:
-    above, line, below = text.partition("/")
-    if line and kind is not int:
-        return kind(above) / kind(below)  # type: ignore[return-value]
+    numerator, slash, denominator = text.partition("/")
+    if slash and kind is not int:
+        return kind(numerator) / kind(denominator)  # type: ignore[return-value]
     return kind(text)

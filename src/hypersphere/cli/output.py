@@ -1,4 +1,4 @@
-"""What commands write: lines on the terminal, and files that replace only what a command wrote before."""
+"""Print lines and write files. A command replaces only files that this program wrote, which carry a mark."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hypersphere._validation import printable, require
 
 __all__ = ["check_target", "is_out_of_memory", "mark_png", "print_line", "printable", "warn", "write_json"]
 
-SEARCHED = 1 << 16  # bytes at the beginning and at the end of a file in which the mark is looked for
+SEARCHED_BYTES = 1 << 16  # at the beginning and at the end of a file, for the mark
 
 
 def print_line(*lines: object) -> None:
-    """Print lines that may contain names of files, classes or tensors."""
+    """Print lines with control characters escaped, because names of files, classes or tensors may contain some."""
     for line in lines:
         print("\n".join(map(printable, str(line).split("\n"))), flush=True)
 
 
 def warn(message: object) -> None:
-    """Print a message on stderr."""
+    """Print a message as one line on stderr."""
     print(f"hypersphere: {printable(' '.join(str(message).splitlines()))}", file=sys.stderr, flush=True)
 
 
@@ -36,13 +36,13 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def check_target(option: str, path: Path | None, suffixes: Sequence[str], companion: Path | None = None) -> None:
-    """Raise a `ValueError` that names the option if a file cannot be written, or exists and is not ours.
+    """Raise a `ValueError` that names the option if a file cannot be written, or exists without the mark.
 
     Args:
         option: the option that names the file.
         path: the file, or None.
         suffixes: accepted suffixes.
-        companion: a file that is written next to it. It carries the mark for formats that have no place for it.
+        companion: a file that is written next to it. It has the mark if the format of the file has no place for it.
     """
     if path is None:
         return
@@ -52,8 +52,8 @@ def check_target(option: str, path: Path | None, suffixes: Sequence[str], compan
     writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
     require(writable, option, "a file in a writable folder", str(path))
     for target in (path,) if companion is None else (path, companion):
-        ours = not target.exists() or _is_marked(target) or (companion is not None and _is_marked(companion))
-        if not ours:
+        may_replace = not target.exists() or _is_marked(target) or (companion is not None and _is_marked(companion))
+        if not may_replace:
             raise ValueError(
                 f"{option}: {target} exists and was not written by this command; remove it or choose another name"
             )
@@ -63,15 +63,15 @@ def _is_marked(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        start = file.read(SEARCHED)
-        file.seek(max(0, path.stat().st_size - SEARCHED))
-        return MARK.encode() in start or MARK.encode() in file.read(SEARCHED)
+        start = file.read(SEARCHED_BYTES)
+        file.seek(max(0, path.stat().st_size - SEARCHED_BYTES))
+        return MARK.encode() in start or MARK.encode() in file.read(SEARCHED_BYTES)
 
 
 def mark_png(path: Path) -> None:
-    """Add the mark to a PNG file, as text after its header."""
+    """Add the mark to a PNG file, as a text chunk after the header."""
     content, text = path.read_bytes(), b"tEXtSoftware\0" + MARK.encode()
-    header = 8 + 25  # the signature, and the header chunk
+    header = 8 + 25  # bytes of the signature and of the header chunk
     chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
     path.write_bytes(content[:header] + chunk + content[header:])
 

@@ -1,4 +1,4 @@
-"""Progress of `train` and `reproduce`: a live bar on a terminal, plain lines elsewhere."""
+"""Show the progress of `train` and `reproduce`: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainingProgress", "recipe_progress"]
 
-WIDE = 78  # minimum width of a terminal, in columns, for the bar to include the speed
+WIDE = 78  # columns that a terminal needs for the bar to include the speed
 NOT_METRICS = ("kind", "epoch", "step", "loss", "seconds", "energy")
 
 
@@ -41,7 +41,7 @@ class TrainingProgress:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.every = 0.2 if console.is_terminal else 5.0  # seconds
+        self.every = 0.2 if console.is_terminal else 5.0  # seconds between updates
         self.bar = Progress(
             TextColumn("{task.fields[epoch]}"),
             BarColumn(bar_width=16),
@@ -69,7 +69,7 @@ class TrainingProgress:
         now, progress, line = time.perf_counter(), trainer.progress, trainer.metrics
         if self.first is None:
             self.began, self.first = now, progress.step
-            # A resumed trainer has the line of an earlier validation. A line of this step is new.
+            # A resumed trainer has the line of an earlier validation, which is not shown. A line of this step is new.
             self.shown = line.get("step", 0) if line.get("step", 0) < progress.step else None
         validated = line.get("step", 0) != self.shown
         if now < self.due and not validated:
@@ -79,7 +79,7 @@ class TrainingProgress:
         if validated:
             epoch = f"{_epoch(trainer, line['epoch'])} done" if line["kind"] == "epoch" else "validation"
             pace = [] if self.console.is_terminal else self.pace(trainer)  # on a terminal the bar shows it
-            self._line([epoch, step, *measured(line), *pace])
+            self._print([epoch, step, *metric_texts(line), *pace])
         epoch, loss = _epoch(trainer, progress.epoch + 1), f"loss {float(progress.loss):.4f}"
         if self.console.is_terminal:
             numbers = [loss, *self.pace(trainer)[-2 if self.console.width >= WIDE else -1 :]]
@@ -87,18 +87,18 @@ class TrainingProgress:
                 self.task, total=trainer.steps, completed=progress.step, epoch=epoch, numbers="  ".join(numbers)
             )
         elif not validated:
-            self._line([epoch, step, loss, *measured(line)[1:], *self.pace(trainer)])
+            self._print([epoch, step, loss, *metric_texts(line)[1:], *self.pace(trainer)])
 
     def pace(self, trainer: Trainer) -> list[str]:
         """Return the speed and the estimated remaining time."""
         parts = [f"{trainer.speed:,.0f} examples/s"] if math.isfinite(trainer.speed) else []
         done = trainer.progress.step - (self.first or 0)
         if done > 0:
-            left = (time.perf_counter() - self.began) / done * (trainer.steps - trainer.progress.step)
-            parts.append(f"ETA {_clock(left)}")
+            remaining = (time.perf_counter() - self.began) / done * (trainer.steps - trainer.progress.step)
+            parts.append(f"ETA {_clock(remaining)}")
         return parts
 
-    def _line(self, parts: Sequence[str]) -> None:
+    def _print(self, parts: Sequence[str]) -> None:
         text = "  ".join(parts)
         if self.console.is_terminal:
             self.console.print(text, markup=False, highlight=False)
@@ -106,10 +106,10 @@ class TrainingProgress:
             print(text, flush=True)
 
 
-def measured(line: Any) -> list[str]:
-    """Return the numbers of a validation: mean loss with regularisers, metrics, energy of the hidden layers.
+def metric_texts(line: Any) -> list[str]:
+    """Return the loss, the metrics and the mean energy of a logged line as texts.
 
-    >>> measured({"kind": "epoch", "epoch": 1, "step": 9, "loss": 2.0, "accuracy": 0.5, "energy": {"head": 1.0}})
+    >>> metric_texts({"kind": "epoch", "epoch": 1, "step": 9, "loss": 2.0, "accuracy": 0.5, "energy": {"head": 1.0}})
     ['loss 2.0000', 'accuracy 0.5000', 'energy 1.0000']
     """
     parts = [f"loss {line['loss']:.4f}"] if line.get("loss") is not None else []
@@ -134,21 +134,21 @@ def _clock(seconds: float) -> str:
 
 @contextmanager
 def recipe_progress(console: Console, total: int) -> Iterator[Callable[[Row, int, float], None]]:
-    """Yield a function that shows which fraction of a row and seed is done.
+    """Yield a function that is called with a row, a seed and the fraction of them that is done, and shows the progress.
 
-    A terminal shows a bar; other outputs get one line per finished row and seed, of which there are `total`. The line
-    says "recorded" for a row and seed that was finished before.
+    A terminal shows a bar; other outputs get one line for each of the `total` pairs of row and seed. The line says
+    "recorded" if the pair already had a record.
     """
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=console)
     task, done = bar.add_task("", total=total), 0
-    started: set[str] = set()  # rows and seeds that were run now; the others already had a record
+    started: set[str] = set()  # rows and seeds that are run now; the others already had a record
 
-    def update(row: Row, seed: int, part: float) -> None:
+    def update(row: Row, seed: int, fraction: float) -> None:
         nonlocal done
         label = f"{row.name}, seed {seed}"
-        bar.update(task, description=label, completed=done + part)
-        if part < 1:
+        bar.update(task, description=label, completed=done + fraction)
+        if fraction < 1:
             started.add(label)
         else:
             done += 1

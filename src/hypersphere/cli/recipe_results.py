@@ -1,4 +1,4 @@
-"""Read the records of a recipe in the form that report pages take."""
+"""Convert the records of a recipe for report pages, and write its page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["recipe_results", "stored_results", "write_report"]
 
 
 def recipe_results(recipe: Recipe, records: Sequence[Record], out: Path) -> report.RecipeResults:
-    """Return a recipe and its records, which are stored below `out`, in the form that report pages take."""
+    """Return a recipe and its records, which are stored below `out`, for report pages."""
     columns = {
         metric.key: report.Column(metric.heading, metric.higher_is_better, metric.format) for metric in recipe.metrics
     }
@@ -37,18 +37,18 @@ def recipe_results(recipe: Recipe, records: Sequence[Record], out: Path) -> repo
 
 
 def _difference_tables(recipe: Recipe, records: Sequence[Record]) -> list[report.Table]:
-    """Return the differences of all rows to their baselines with intervals, or no table if there are none."""
+    """Return a table of the differences of rows to their baselines, with intervals; empty if there are none."""
     metrics = [metric for metric in recipe.metrics if metric.higher_is_better is not None]
-    found = {metric.key: differences_to_baseline(recipe, records, metric.key) for metric in metrics}
+    differences = {metric.key: differences_to_baseline(recipe, records, metric.key) for metric in metrics}
     baselines = {row.name: base.name for row in recipe.rows if (base := recipe.baseline_of(row)) is not None}
-    names = [name for name in baselines if any(name in by_row for by_row in found.values())]
-    shown = [metric for metric in metrics if found[metric.key]]
+    names = [name for name in baselines if any(name in by_row for by_row in differences.values())]
+    shown = [metric for metric in metrics if differences[metric.key]]
     if not names:
         return []
     columns = [report.Column("method"), report.Column("compared with")]
     columns += [report.Column(metric.heading, metric.higher_is_better) for metric in shown]
     cells = [
-        [name, baselines[name], *(_formatted(found[metric.key].get(name), metric) for metric in shown)]
+        [name, baselines[name], *(_formatted(differences[metric.key].get(name), metric) for metric in shown)]
         for name in names
     ]
     caption = "Mean difference, paired by seed, with its 95 % interval (Student's t)."
@@ -60,17 +60,17 @@ def _formatted(difference: PairedDifference | None, metric: Metric) -> str | Non
 
 
 def _claim_tables(recipe: Recipe, records: Sequence[Record]) -> list[report.Table]:
-    """Return the claims of a recipe with what the records say, or no table if none can be decided."""
+    """Return a table of the claims of a recipe and what the records say; empty if no claim can be decided."""
     cells = [
         [
-            f"{one.claim.text} ({one.metric.heading})",
-            None if one.source is None else f"{one.source:+{one.metric.format}}",
-            format_difference(one.difference, one.metric),
-            str(one.difference.pairs),
-            one.verdict,
+            f"{decision.claim.text} ({decision.metric.heading})",
+            None if decision.source is None else f"{decision.source:+{decision.metric.format}}",
+            format_difference(decision.difference, decision.metric),
+            str(decision.difference.pairs),
+            decision.verdict,
         ]
-        for one in decide_claims(recipe, records)
-        if one.difference is not None
+        for decision in decide_claims(recipe, records)
+        if decision.difference is not None
     ]
     names = ("claim", "difference in the source", "difference here", "seeds", "verdict")
     caption = "Yes or no if the 95 % interval does not contain zero."
@@ -92,12 +92,12 @@ def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Path:
 
 
 def stored_results(folder: Path) -> report.RecipeResults:
-    """Return the recipe and the records of a folder.
+    """Return the recipe and the records of a folder, for report pages.
 
-    Records that do not match the current settings of the recipe are left out, unless none matches. A message says so.
+    Records that do not match the current settings of the recipe are left out with a warning, unless none matches.
     """
-    where = folder.resolve()
-    records = read_records(where.parent, where.name)
+    path = folder.resolve()
+    records = read_records(path.parent, path.name)
     if not records:
         check_run(folder, also=" or a folder of records of `hypersphere reproduce`")
     name = records[0].recipe
@@ -109,6 +109,6 @@ def stored_results(folder: Path) -> report.RecipeResults:
     require(bool(usable), f"rows of {folder}", f"rows of {name}: {', '.join(rows)}", sorted({r.row for r in records}))
     if not current:
         warn(f"{folder} was made with settings that differ from the current ones of {name}")
-    elif others := sorted({record.row for record in records if record not in current}):
-        warn(f"{folder}: ignoring records whose settings differ from the current ones of {name}: {', '.join(others)}")
-    return recipe_results(recipe, usable, where.parent)
+    elif ignored := sorted({record.row for record in records if record not in current}):
+        warn(f"{folder}: ignoring records whose settings differ from the current ones of {name}: {', '.join(ignored)}")
+    return recipe_results(recipe, usable, path.parent)

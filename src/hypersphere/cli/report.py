@@ -21,7 +21,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="HTML file to write; default: report.html in the folder, or in the current one for several folders."
+            help="HTML file to write; default: report.html in RUN, or in the current folder for several runs."
         ),
     ] = None,
     landscape: Annotated[
@@ -46,18 +46,20 @@ def report(
 
     runs = [folder for folder in folders if options.is_run(folder)]
     require(step is None or bool(runs), "--step", "omitted without the folder of a run", step)
-    recorded = [stored_results(folder) for folder in folders if folder not in runs]
+    recipes = [stored_results(folder) for folder in folders if folder not in runs]
     target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     check_target("--out", target, [".html"])
-    if out is None and len(recorded) == len(folders) == 1:
-        pages.write_recipe_page(recorded[0], folders[0])
+    if out is None and len(recipes) == len(folders) == 1:
+        pages.write_recipe_page(recipes[0], folders[0])
     else:
-        made = [pages.recipe_page(results) for results in recorded]
+        recipe_pages = [pages.recipe_page(recipe) for recipe in recipes]
         console, results = Console(stderr=True), []
         for folder in runs:
             with Status(f"evaluating {folder}", console=console):
                 opened = open_run(folder, data_root, step=step, device=device, trust_code=trust_code)
-                shown = None if opened.step == opened.run.checkpoints().steps()[-1] else opened.step
-                results.append(pages.run_result(opened.run, opened.experiment, landscape=landscape, step=shown))
-        pages.write_page(target, pages.join_pages([*([pages.run_page(results)] if results else []), *made]))
+                # The page names the step only if it is not the last one.
+                shown_step = None if opened.step == opened.run.checkpoints().steps()[-1] else opened.step
+                results.append(pages.run_result(opened.run, opened.experiment, landscape=landscape, step=shown_step))
+        run_pages = [pages.run_page(results)] if results else []
+        pages.write_page(target, pages.join_pages([*run_pages, *recipe_pages]))
     print_line(f"Report: {target}")

@@ -1,4 +1,4 @@
-"""`hypersphere reproduce`: run a recipe under a progress bar, print its table, write its report."""
+"""`hypersphere reproduce`: run a recipe, print its table and write its report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reproduce(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the settings that the rows share, what differs, and run nothing."),
+        typer.Option("--dry-run", help="Print the settings that the rows share and those that differ; run nothing."),
     ] = False,
     device: options.Device = None,
     threads: options.Threads = None,
@@ -48,7 +48,7 @@ def reproduce(
     overrides = dict(map(assignment, assignments or []))
     if dry_run:
         plan = recipes.plan(recipe, scale=scale, rows=names, seeds=chosen_seeds, overrides=overrides)
-        print_line(_layout(plan))
+        print_line(_plan_json(plan))
         return
 
     from hypersphere.cli.progress import recipe_progress
@@ -57,9 +57,9 @@ def reproduce(
 
     console, is_first = Console(), int(os.environ.get("RANK", 0)) == 0
     bar: AbstractContextManager[Callable[..., None]] = nullcontext(lambda row, seed, fraction: None)
-    if is_first:  # of all processes, only the first one prints
+    if is_first:  # only the first process prints
         bar = recipe_progress(console, len(names) * len(chosen_seeds))
-    with interrupts() as signals, process_group(device) as place, bar as on_progress:
+    with interrupts() as signals, process_group(device) as torch_device, bar as on_progress:
         signals.deferred = recipe.compute is None  # training stops after a step; other computations stop at once
         records = recipes.execute(
             recipe,
@@ -68,7 +68,7 @@ def reproduce(
             rows=names,
             seeds=chosen_seeds,
             overrides=overrides,
-            device=place,
+            device=torch_device,
             data_root=data_root,
             on_progress=on_progress,
             stop=lambda: signals.received,
@@ -82,8 +82,8 @@ def reproduce(
         print_line(f"\nReport: {page}")
 
 
-def _layout(plan: Mapping[str, Any]) -> str:
-    """Return a plan as JSON of few lines, see `settings_json`."""
+def _plan_json(plan: Mapping[str, Any]) -> str:
+    """Return a plan as JSON with few lines, see `settings_json`."""
     rows = [f"{json.dumps(name)}: {settings_json(settings, 3)}" for name, settings in plan["rows"].items()]
     blocks = {
         "shared": settings_json(plan["shared"], 2),

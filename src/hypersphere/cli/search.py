@@ -1,4 +1,4 @@
-"""`hypersphere search`: find the nearest names of images in a gallery."""
+"""`hypersphere search`: find the names in a gallery that are nearest to images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def search(
     threads: options.Threads = None,
     trust_code: options.TrustCode = False,
 ) -> None:
-    """Find the nearest names of images in a gallery, by cosine, and with probabilities if the run was calibrated."""
+    """Find the names in a gallery that are nearest to images by cosine, with probabilities if the run is calibrated."""
     from hypersphere import report
     from hypersphere._files import strict_json
     from hypersphere.cli.opening import open_run
@@ -38,19 +38,19 @@ def search(
     features, _ = opened.embed(source)
     matches = enrolled.search(features, k, per_name=not photos, fingerprint=opened.fingerprint)
     calibration = opened.calibration()
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for position, (names, scores) in enumerate(zip(matches.names, matches.scores.tolist(), strict=True)):
         rows = [{"name": name, "cosine": score} for name, score in zip(names, scores, strict=True)]
         if calibration is not None and rows:
             values = calibration.calibration.probability(scores).tolist()
             rows = [{**row, "probability": value} for row, value in zip(rows, values, strict=True)]
-        found.append({"image": source.name(position), "matches": rows})
+        results.append({"image": source.name(position), "matches": rows})
     if json:
-        print(strict_json(found, indent=1))
+        print(strict_json(results, indent=1))
         return
     columns = [report.Column("image"), report.Column("name"), report.Column("cosine", format=".4f")]
     columns += [report.Column("probability", format=".3f")] * (calibration is not None)
-    lines = [[one["image"], *row.values()] for one in found for row in one["matches"]]
+    lines = [[result["image"], *row.values()] for result in results for row in result["matches"]]
     note = "Probability: that the image and the nearest photo of this name show the same identity."
     title = f"{len(enrolled)} photos of {len(set(enrolled.names))} names"
     report.print_table(report.Table(title, columns, lines, "" if calibration is None else note))

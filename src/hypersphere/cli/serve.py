@@ -12,13 +12,15 @@ from hypersphere.cli.output import print_line, warn
 __all__ = ["serve"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-AT_ONCE = 32  # connections; further ones are answered with code 503
+MAX_CONNECTIONS = 32  # at the same time; further ones get the status code 503
 
 
 def serve(
     gallery: options.GalleryFolder,
     run: options.OfRun,
-    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; the default accepts connections from this machine only.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000,
     max_megabytes: Annotated[float, typer.Option(min=0.001, help="Largest request in MiB.")] = 10.0,
     max_megapixels: Annotated[float, typer.Option(min=0.001, help="Largest image in millions of pixels.")] = 16.0,
@@ -27,7 +29,7 @@ def serve(
     threads: options.Threads = None,
     trust_code: options.TrustCode = False,
 ) -> None:
-    """Serve /health, /embed, /search and /verify over HTTP. There is no access control: not for the open internet."""
+    """Serve /health, /embed, /search and /verify over HTTP, without access control: not for the open internet."""
     from hypersphere._validation import require_package
     from hypersphere.cli.opening import open_run
     from hypersphere.cli.service import Service, make_app
@@ -42,10 +44,10 @@ def serve(
     is_local = host in LOOPBACK
     app = make_app(service, max_bytes=int(max_megabytes * 2**20), hosts=LOOPBACK if is_local else None)
     if not is_local:
-        warn(f"everybody who can reach {host} can search this gallery; there is no access control")
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", limit_concurrency=AT_ONCE)
+        warn(f"everyone who can reach {host} can search this gallery; there is no access control")
+    config = uvicorn.Config(app, host=host, port=port, log_level="warning", limit_concurrency=MAX_CONNECTIONS)
     with config.bind_socket() as listening:
-        listening.listen()  # so that clients who read the address wait until the server accepts them
+        listening.listen()  # clients that connect once the address is printed wait until the server accepts them
         address = f"[{host}]" if ":" in host else host
         print_line(f"{len(enrolled)} photos at http://{address}:{listening.getsockname()[1]} (Ctrl-C stops)")
         uvicorn.Server(config).run(sockets=[listening])

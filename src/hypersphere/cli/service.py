@@ -1,7 +1,7 @@
-"""The application of `hypersphere serve`: images in, embeddings, names and probabilities out.
+"""The HTTP application of `hypersphere serve`: it maps images to embeddings, names and probabilities.
 
-No request names a file. Images are sent as parts of a form, and are decoded only after the limits of size and pixels
-were checked. Requests larger than the limit are refused before they are read.
+Requests cannot name files on this machine. Images are sent as parts of a form, and are decoded only after their numbers
+of bytes and pixels were checked. Requests that are too large are refused before they are read completely.
 """
 
 # Annotations are evaluated by FastAPI, so they must not be postponed.
@@ -23,7 +23,7 @@ from hypersphere.training import RunCalibration
 
 __all__ = ["Service", "make_app"]
 
-MOST_MATCHES = 100
+MAX_MATCHES = 100  # per request
 Message = MutableMapping[str, Any]
 
 
@@ -39,7 +39,7 @@ class Service:
 
     @classmethod
     def of(cls, opened: LoadedRun, gallery: Gallery, *, max_pixels: int) -> "Service":
-        """Return the service; raise a `ValueError` if the gallery holds embeddings of another network."""
+        """Return the service; raise a `ValueError` if the gallery has embeddings of another network."""
         opened.require_images("serve")
         gallery.search([[1.0] * gallery.dim], 1, fingerprint=opened.fingerprint)  # checks the fingerprint
         return cls(opened, gallery, opened.calibration(), max_pixels)
@@ -60,8 +60,8 @@ class Service:
         with self.lock:
             return self.opened.embed(source)[0][0]
 
-    def meaning(self, cosine: float) -> dict[str, Any]:
-        """Return a cosine, and what the calibration says about it."""
+    def interpret(self, cosine: float) -> dict[str, Any]:
+        """Return a cosine and, with a calibration, its log-likelihood ratio and probability."""
         if self.calibration is None:
             return {"cosine": cosine}
         fitted = self.calibration.calibration
@@ -71,17 +71,17 @@ class Service:
         """Return the best matches of one embedding."""
         matches = self.gallery.search([x] if isinstance(x, list) else x[None], k, per_name=per_name)
         pairs = zip(matches.names[0], matches.scores[0].tolist(), strict=True)
-        return {"matches": [{"name": name, **self.meaning(score)} for name, score in pairs]}
+        return {"matches": [{"name": name, **self.interpret(score)} for name, score in pairs]}
 
 
 def make_app(service: Service, *, max_bytes: int, hosts: Sequence[str] | None) -> Any:
     """Return the FastAPI application.
 
     Args:
-        service: what answers.
+        service: computes the answers.
         max_bytes: largest request.
-        hosts: accepted values of the header `Host`, so that no web page can use a service of this machine; None for
-            all.
+        hosts: accepted values of the header `Host`, so that web pages cannot reach a local service by another name;
+            None for all.
     """
     require_package("fastapi", "fastapi", "serve")
     from fastapi import FastAPI, HTTPException, Query, UploadFile
@@ -93,7 +93,7 @@ def make_app(service: Service, *, max_bytes: int, hosts: Sequence[str] | None) -
     app.add_middleware(BodyLimit, max_bytes=max_bytes)
     if hosts is not None:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    Count = Annotated[int, Query(ge=1, le=MOST_MATCHES)]
+    Count = Annotated[int, Query(ge=1, le=MAX_MATCHES)]
     gallery, model = service.gallery, {"fingerprint": service.opened.fingerprint}
 
     class Embedding(BaseModel):
@@ -123,7 +123,9 @@ def make_app(service: Service, *, max_bytes: int, hosts: Sequence[str] | None) -
     @app.post("/search/embedding")
     def search_embedding(query: Embedding, k: Count = 5, per_name: bool = True) -> dict[str, Any]:
         if query.fingerprint != model["fingerprint"]:
-            raise HTTPException(409, "the fingerprint is that of another model, whose cosines have no meaning here")
+            raise HTTPException(
+                409, "the fingerprint is that of another model, whose embeddings cannot be compared with this gallery"
+            )
         try:
             return service.search(query.embedding, k, per_name) | model
         except ValueError as error:
@@ -132,9 +134,11 @@ def make_app(service: Service, *, max_bytes: int, hosts: Sequence[str] | None) -
     @app.post("/verify")
     def verify(first: UploadFile, second: UploadFile) -> dict[str, Any]:
         pair = [embed_upload(image)[None] for image in (first, second)]
-        result = service.meaning(float(evaluation.cosine_scores(*pair)))
+        result = service.interpret(float(evaluation.cosine_scores(*pair)))
         if service.calibration is not None:
-            accepted = {str(far): result["cosine"] >= at for far, at in service.calibration.thresholds.items()}
+            accepted = {
+                str(far): result["cosine"] >= threshold for far, threshold in service.calibration.thresholds.items()
+            }
             result["accepted_at_far"] = accepted
         return result | model
 
@@ -142,13 +146,13 @@ def make_app(service: Service, *, max_bytes: int, hosts: Sequence[str] | None) -
 
 
 class BodyLimit:
-    """Answers with code 413 if the body of a request has more than `max_bytes`, announced or not."""
+    """Answer with status code 413 if a request has more than `max_bytes`, also without the header `Content-Length`."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], max_bytes: int) -> None:
         self.app, self.max_bytes = app, max_bytes
 
     async def __call__(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
-        """Pass a request on, and count what it receives."""
+        """Forward a request, and count the bytes of its body."""
         from starlette.exceptions import HTTPException
         from starlette.responses import JSONResponse
 

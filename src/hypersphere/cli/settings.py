@@ -1,7 +1,6 @@
-"""Settings from the command line: options derived from the fields of `Config`, settings files, dotted arguments.
+"""Read settings from options, settings files and dotted arguments, and print them as the JSON of `--dry-run`.
 
-Also the compact JSON of `--dry-run`.
-Nothing here imports torch.
+The options are derived from the fields of `Config`. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ __all__ = ["assignment", "changed_settings", "fill_lines", "json_block", "settin
 
 Change = tuple[str, Any]  # the dotted path of a setting, and its value
 GROUPS = {"Embedding": Embedding, "Validation": Validation}  # settings that are groups of settings
+# The first setting of each section of the help. `Config` declares the settings in the order of the sections.
 PANELS = {"data": "Data", "model": "Model", "optimizer": "Training", "validation": "Measurements and files"}
-FREE_KEYS = ("data", "model")  # options of these can be mappings with any keys, such as names of classes
+FREE_KEYS = ("data", "model")  # their options can be mappings with any keys, such as names of classes
 WIDTH = 116  # columns of printed settings
-KINDS = {"int": "INTEGER", "float": "NUMBER", "bool": None, "str": "TEXT", "Component": "NAME"}
-ELSEWHERE = {  # options of components under names that are common elsewhere
+METAVARS = {"int": "INTEGER", "float": "NUMBER", "bool": None, "str": "TEXT", "Component": "NAME"}
+OTHER_NAMES = {  # names of options in other libraries, and the option here
     "lr": "optimizer.lr",
     "learning_rate": "optimizer.lr",
     "weight_decay": "optimizer.weight_decay",
@@ -46,7 +46,7 @@ ELSEWHERE = {  # options of components under names that are common elsewhere
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Add one option per setting to a command that takes `**settings`, for typer."""
+    """Decorate a command that takes `**settings`: typer then sees one option per setting."""
     signature = inspect.signature(command, eval_str=True)
     declared = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
     command.__signature__ = signature.replace(parameters=[*declared, *_options()])  # type: ignore[attr-defined]
@@ -55,25 +55,26 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 def _options() -> Iterable[inspect.Parameter]:
     panel = ""
-    for one in fields(Config):
-        panel = PANELS.get(one.name, panel)
-        group = GROUPS.get(str(one.type))
-        for part in (one,) if group is None else fields(group):
-            yield _option(part, part.name if group is None else f"{one.name}.{part.name}", panel)
+    for setting in fields(Config):
+        panel = PANELS.get(setting.name, panel)
+        group = GROUPS.get(str(setting.type))
+        for part in (setting,) if group is None else fields(group):
+            yield _option(part, part.name if group is None else f"{setting.name}.{part.name}", panel)
 
 
-def _option(one: Field[Any], path: str, panel: str) -> inspect.Parameter:
-    kind = next(kind for kind in KINDS if kind in str(one.type))
+def _option(setting: Field[Any], path: str, panel: str) -> inspect.Parameter:
+    """Return the option of a setting as a parameter of a command."""
+    kind = next(kind for kind in METAVARS if kind in str(setting.type))
     name = f"--{path.replace('_', '-')}"
-    choices = one.metadata["choices"]
+    choices = setting.metadata["choices"]
     option = typer.Option(
         f"{name}/--no-{path.replace('_', '-')}" if kind == "bool" else name,
-        help=one.metadata["help"],
-        metavar="|".join(choices) if choices else KINDS[kind],
+        help=setting.metadata["help"],
+        metavar="|".join(choices) if choices else METAVARS[kind],
         rich_help_panel=panel,
         show_default=False,
     )
-    is_list = str(one.type).startswith("tuple")
+    is_list = str(setting.type).startswith("tuple")
     plain: Any = bool if kind == "bool" else list[str] if is_list else str
     annotation = Annotated[plain | None, option]
     return inspect.Parameter(
@@ -91,10 +92,13 @@ def changed_settings(
 ) -> dict[str, Any]:
     """Return settings changed by a file, options, dotted arguments and `--set`, in this order.
 
-    Components are named first, because another name drops the options of the old component.
-
-    `options` are those of `with_settings`, None where one was not given; `arguments` the rest of the command line;
-    `option_names` those of the command, to suggest a correction for a misspelt one.
+    Args:
+        base: the settings before the changes.
+        file: a settings file.
+        options: the options of `with_settings`, None for those that were not given.
+        arguments: the rest of the command line, such as `--head.m=4`.
+        assignments: the values `KEY=VALUE` of `--set`.
+        option_names: all options of the command, to suggest one in place of a misspelt argument.
 
     Example:
         >>> base = {"head": {"name": "arcface", "m": 0.5}, "epochs": None}
@@ -107,6 +111,7 @@ def changed_settings(
     given = {key.replace("__", "."): value for key, value in options.items() if value not in (None, [], ())}
     changes = [(path, _option_value(value)) for path, value in given.items()]
     later = [*_dotted(arguments, option_names), *map(assignment, assignments)]
+    # Names of components (paths without a dot) come first, because a new name drops the options of the old component.
     for path, value in [*changes, *sorted(later, key=lambda change: "." in change[0])]:
         settings = set_path(settings, path, value)
     return settings
@@ -156,24 +161,24 @@ def _dotted(arguments: Sequence[str], option_names: Iterable[str]) -> Iterable[C
     Traceback (most recent call last):
     ValueError: --epoch is not an option; did you mean --epochs?
     """
-    settings = [one.name for one in fields(Config)]
-    left = list(arguments)
-    while left:
-        key, equals, value = left.pop(0).partition("=")
+    settings = [setting.name for setting in fields(Config)]
+    remaining = list(arguments)
+    while remaining:
+        key, equals, value = remaining.pop(0).partition("=")
         path = _setting_path(key.removeprefix("--"))
         first, dot, rest = path.partition(".")
         if not (key.startswith("--") and dot and first in settings):
             raise ValueError(f"{key[:80]} is not an option{_suggestion(path, rest, settings, option_names)}")
         if not equals:
-            value = left.pop(0) if left and not left[0].startswith("--") else "true"
+            value = remaining.pop(0) if remaining and not remaining[0].startswith("--") else "true"
         yield path, parse_value(value)
 
 
 def _suggestion(path: str, rest: str, settings: Sequence[str], option_names: Iterable[str]) -> str:
-    elsewhere = ELSEWHERE.get(path)
-    if elsewhere:
-        return f"; did you mean --{elsewhere}?"
-    # Dashes are left out of the comparison: they would make every pair of options similar.
+    """Return the end of the message about an unknown option; `rest` is its path after the first dot."""
+    if path in OTHER_NAMES:
+        return f"; did you mean --{OTHER_NAMES[path]}?"
+    # Options are compared without their dashes, which would make all options similar.
     names = [f"{name}.{rest}" for name in settings] if rest else [name.removeprefix("--") for name in option_names]
     return nearest_name(path, names).replace("mean ", "mean --")
 
@@ -188,13 +193,13 @@ def settings_json(settings: Mapping[str, Any], indent: int = 1) -> str:
     }
     """
     defaults = Config().settings()
-    rest = {key: value for key, value in settings.items() if key in defaults and value == defaults[key]}
-    changed = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in settings.items() if key not in rest]
-    return json_block([*changed, *fill_lines(rest)], indent)
+    unchanged = {key: value for key, value in settings.items() if key in defaults and value == defaults[key]}
+    changed = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in settings.items() if key not in unchanged]
+    return json_block([*changed, *fill_lines(unchanged)], indent)
 
 
 def json_block(lines: Sequence[str], indent: int) -> str:
-    """Return a JSON object; each line has one or several of its items."""
+    """Return a JSON object of several lines; each of `lines` has one or more of its items."""
     margin = "\n" + " " * indent
     return f"{{{margin}{f',{margin}'.join(lines)}{margin[:-1]}}}" if lines else "{}"
 

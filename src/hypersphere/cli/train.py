@@ -15,7 +15,7 @@ from hypersphere.training.settings_file import is_config_of_run
 
 __all__ = ["train"]
 
-RESUME = ("never", "auto")
+RESUME = ("never", "auto")  # values of --resume
 
 
 @with_settings
@@ -56,11 +56,12 @@ def train(
     existing = Run.open(out) if resuming and (out / CONFIG).exists() else None
     option_names = [name for parameter in ctx.command.params for name in parameter.opts]
 
-    def requested(base: Config, file: Path | None) -> Config:
+    def with_changes(base: Config, file: Path | None) -> Config:
+        """Return a config with the settings of a file and of the command line."""
         return Config.of(changed_settings(base.settings(), file, settings, ctx.args, assignments or [], option_names))
 
     try:
-        chosen = requested(existing.config if existing is not None and config is None else Config(), config)
+        chosen = with_changes(existing.config if existing is not None and config is None else Config(), config)
     except ValueError:
         if config is not None:
             Config.read(config)  # if the file itself is invalid, the error names it
@@ -69,10 +70,10 @@ def train(
     if not trust_code:
         # What the user wrote is trusted; what comes from the folder of a run is not.
         from_run = config is not None and is_config_of_run(config)
-        trusted = foreign_code(requested(Config(), None if from_run else config))
-        others = ", ".join(name for name in foreign_code(chosen) if name not in trusted)
-        if others:
-            raise ValueError(f"the settings name code outside hypersphere ({others}), which needs --trust-code")
+        trusted = foreign_code(with_changes(Config(), None if from_run else config))
+        untrusted = ", ".join(name for name in foreign_code(chosen) if name not in trusted)
+        if untrusted:
+            raise ValueError(f"the settings name code outside hypersphere ({untrusted}), which needs --trust-code")
     check_components(chosen)
     # Settings are checked before the folder, and the folder before the data are read.
     failed = None if resuming else run_without_checkpoint(out)

@@ -1,4 +1,4 @@
-"""Train an experiment in the folder of a run: signals, processes, progress, and what is printed."""
+"""Train an experiment in the folder of a run, with signals, processes, progress and messages."""
 
 from __future__ import annotations
 
@@ -46,58 +46,64 @@ def train_in_folder(
     data_root: Path | None,
     device: str | None,
 ) -> int:
-    """Train, and return the exit code, 0 or 130.
+    """Train, and return the exit code: 0, or 130 after an interrupt.
 
-    `existing` is the run in the folder if it is resumed, `failed` one without a checkpoint that the new run replaces,
-    and `source` the run or file with the initial weights.
+    Args:
+        config: the settings.
+        out: folder of the run.
+        existing: the run in the folder if it is resumed.
+        failed: a run in the folder without a checkpoint, which the new run replaces.
+        source: the run or file with the initial weights.
+        resuming: continue from the last checkpoint if there is one.
+        dry_run: print settings and sizes without training.
+        data_root, device: see `hypersphere train`.
     """
     is_first = int(os.environ.get("RANK", 0)) == 0
-    # Of all processes, only the first one prints.
-    warn_once: Callable[[str], None] = warn if is_first else lambda message: None
-    print_once: Callable[..., None] = print_line if is_first else lambda *lines: None
+    warn_on_rank0: Callable[[str], None] = warn if is_first else lambda message: None
+    print_on_rank0: Callable[..., None] = print_line if is_first else lambda *lines: None
     trainer: Trainer | None = None
     with ExitStack() as stack:
         try:
             signals = stack.enter_context(interrupts())
-            place = stack.enter_context(process_group(device))
+            torch_device = stack.enter_context(process_group(device))
             if existing is not None:
                 _require_same_weights(existing, source)
-            steps = existing.checkpoints(on_damage=warn_once).steps() if existing is not None else []
-            weights = read_weights(source, on_damage=warn_once) if source is not None and not steps else None
+            steps = existing.checkpoints(on_damage=warn_on_rank0).steps() if existing is not None else []
+            weights = read_weights(source, on_damage=warn_on_rank0) if source is not None and not steps else None
             try:
-                experiment = build_experiment(config, data_root=data_root, weights=weights, device=place)
-            except (TypeError, RuntimeError) as error:  # raised by torch and Python for options that do not fit
+                experiment = build_experiment(config, data_root=data_root, weights=weights, device=torch_device)
+            except (TypeError, RuntimeError) as error:  # raised by torch and Python for invalid options
                 if is_out_of_memory(error):
                     raise
                 raise ValueError(f"the experiment cannot be built: {_first_line(error)}") from error
-            check_experiment(experiment, on_message=warn_once)
+            check_experiment(experiment, on_message=warn_on_rank0)
             if experiment.loaded is not None:
-                print_once(f"{'# ' * dry_run}from {source}: {experiment.loaded}")
+                print_on_rank0(f"{'# ' * dry_run}from {source}: {experiment.loaded}")
             if dry_run:
-                print_once(_plan(experiment, out, steps))
+                print_on_rank0(_plan(experiment, out, steps))
                 return 0
             run = _open_locked(out, experiment, source, resuming, failed, stack)
-            trainer = Trainer(experiment, run, stop=lambda: signals.received, on_message=warn_once)
-            print_once(experiment)
+            trainer = Trainer(experiment, run, stop=lambda: signals.received, on_message=warn_on_rank0)
+            print_on_rank0(experiment)
             if resuming:
-                _resume(trainer, print_once, warn_once)
+                _resume(trainer, print_on_rank0, warn_on_rank0)
             if is_first:
                 trainer.on_step = stack.enter_context(TrainingProgress(Console(highlight=False)))
             signals.deferred = True
             trainer.train()
         except KeyboardInterrupt:
-            pass  # before the first step, or the second interrupt
+            pass  # an interrupt before the first step, or the second one
         except RuntimeError as error:
             if Processes().size > 1 and other_process_ended(error):
                 raise ConnectionError(f"another process of this run has ended: {_first_line(error)}") from None
             raise
     if trainer is not None and trainer.finished:
-        _print_end(trainer, out, print_once, warn_once)
+        _print_end(trainer, out, print_on_rank0, warn_on_rank0)
         return 0
     if trainer is None or trainer.saved is None:
-        warn_once(f"interrupted; nothing new was saved in {out}")
+        warn_on_rank0(f"interrupted; nothing new was saved in {out}")
     else:
-        warn_once(
+        warn_on_rank0(
             f"interrupted; step {trainer.saved} is saved in {out}; run the same command with --resume auto to continue"
         )
     return 130
@@ -106,13 +112,13 @@ def train_in_folder(
 def _open_locked(
     out: Path, experiment: Experiment, source: str | None, resuming: bool, failed: Run | None, stack: ExitStack
 ) -> Run:
-    """Return the run of the folder. The first process creates it if needed and locks it against other commands."""
+    """Return the run of the folder. The first process creates it if needed, and locks it until `stack` is closed."""
     processes = Processes()
 
     def prepare() -> None:
         if processes.rank == 0:
             if failed is not None:
-                stack.enter_context(failed.locked())  # it may still be training
+                stack.enter_context(failed.locked())  # raises if another process is training it
                 failed.discard()
             exists = resuming and (out / CONFIG).exists()
             run = Run.open(out) if exists else Run.of(out, experiment, weights=source)
@@ -124,7 +130,7 @@ def _open_locked(
             require(experiment.steps >= done, "epochs or steps", accepted, experiment.steps)
             run.with_config(experiment.config)  # settings that may change are updated
 
-    # Also an `OSError`, if other processes would wait for this one.
+    # With several processes, an `OSError` is also raised in all, because the others would wait for the first one.
     processes.raise_everywhere(error_message(prepare, (ValueError, OSError) if processes.size > 1 else ValueError))
     return Run.open(out)
 
@@ -136,15 +142,15 @@ def _require_same_weights(run: Run, source: str | None) -> None:
 
 
 def _plan(experiment: Experiment, out: Path, steps: list[int]) -> str:
-    """Return resolved settings as JSON and sizes as comments, so that the text is valid YAML."""
+    """Return the resolved settings as JSON, followed by sizes as comments, so that the text is valid YAML."""
     split = experiment.data
     shape = "×".join(map(str, (experiment.outline or {"shape": ()})["shape"])) or "scalar"
     held_out = 0 if split.validation is None else len(split.validation)
-    kind = "selection" if experiment.config.selection else "test"
-    tested = f"{held_out:,} {kind} examples{' of other classes' * split.open_set}"
+    purpose = "selection" if experiment.config.selection else "test"
+    held_out_examples = f"{held_out:,} {purpose} examples{' of other classes' * split.open_set}"
     per_epoch = experiment.steps_per_epoch
     lines = [
-        f"{len(split.train):,} training examples of shape {shape}, {tested}, {len(split.classes):,} classes",
+        f"{len(split.train):,} training examples of shape {shape}, {held_out_examples}, {len(split.classes):,} classes",
         f"{per_epoch:,} step{'s' * (per_epoch != 1)} per epoch, {experiment.steps:,} in total",
         f"network: {_sizes(experiment.network)}, {experiment.network.feature_dim:,} features",
         f"head: {_sizes(experiment.head)}",
@@ -165,32 +171,37 @@ def _sizes(module: nn.Module) -> str:
     return f"{sum(parameter.numel() for parameter in parameters):,} parameters, {trained:,} trained"
 
 
-def _resume(trainer: Trainer, print_once: Callable[..., None], warn_once: Callable[[str], None]) -> None:
+def _resume(trainer: Trainer, print_on_rank0: Callable[..., None], warn_on_rank0: Callable[[str], None]) -> None:
+    """Restore the last checkpoint, if there is one, and print what follows from it."""
     checkpoint = trainer.resume()
     if checkpoint is not None:
         is_finished = checkpoint.step == trainer.steps and trainer.progress.batches == 0
-        more = "; the run is finished, and more --epochs or --steps extend it" * is_finished
-        print_once(f"resuming from step {checkpoint.step} of {trainer.steps}{more}")
+        advice = "; the run is finished, and more --epochs or --steps extend it" * is_finished
+        print_on_rank0(f"resuming from step {checkpoint.step} of {trainer.steps}{advice}")
         threads = checkpoint.made_with.get("threads")
         if threads != torch.get_num_threads():
-            warn_once(f"saved with {threads} threads, now {torch.get_num_threads()}: results may differ in rounding")
+            warn_on_rank0(
+                f"saved with {threads} threads, now {torch.get_num_threads()}: results may differ in rounding"
+            )
 
 
-def _print_end(trainer: Trainer, out: Path, print_once: Callable[..., None], warn_once: Callable[[str], None]) -> None:
+def _print_end(
+    trainer: Trainer, out: Path, print_on_rank0: Callable[..., None], warn_on_rank0: Callable[[str], None]
+) -> None:
     """Print how training ended and which commands may follow."""
-    chosen, best = trainer.config.validation, trainer.best
+    validation, best = trainer.config.validation, trainer.best
     if trainer.progress.step < trainer.steps:
-        print_once(f"stopped early: {chosen.best} did not improve for {chosen.patience} validations")
+        print_on_rank0(f"stopped early: {validation.best} did not improve for {validation.patience} validations")
     if best["step"] is not None:
-        print_once(f"best {chosen.best} {best['value']:.4f} at step {best['step']}")
+        print_on_rank0(f"best {validation.best} {best['value']:.4f} at step {best['step']}")
     skipped = list(trainer.experiment.loader.skipped)
     if skipped:
         names = ", ".join(skipped[:3]) + ", …" * (len(skipped) > 3)
-        warn_once(f"{len(skipped)} files could not be decoded and were skipped: {names}")
-    trust = " --trust-code" * bool(foreign_code(trainer.config))
-    step = " --step best" * (best["step"] is not None)
-    arguments = f"{out}{step}{trust}"
-    print_once(f"Run: {out}", f"Next: hypersphere evaluate {arguments}, or hypersphere report {arguments}")
+        warn_on_rank0(f"{len(skipped)} files could not be decoded and were skipped: {names}")
+    trust_option = " --trust-code" * bool(foreign_code(trainer.config))
+    step_option = " --step best" * (best["step"] is not None)
+    arguments = f"{out}{step_option}{trust_option}"
+    print_on_rank0(f"Run: {out}", f"Next: hypersphere evaluate {arguments}, or hypersphere report {arguments}")
 
 
 def _first_line(error: Exception) -> str:

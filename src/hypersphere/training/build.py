@@ -102,13 +102,13 @@ class HeadTrainingOptions:
     def __post_init__(self) -> None:
         for name in ("sharded", "renormalize"):
             require(isinstance(getattr(self, name), bool), f"head.{name}", "true or false", getattr(self, name))
-        is_share = self.sample is None or (is_number(self.sample, 0, 1) and self.sample > 0)
-        require(is_share, "head.sample", "null or a number in (0, 1]", self.sample)
+        is_fraction = self.sample is None or (is_number(self.sample, 0, 1) and self.sample > 0)
+        require(is_fraction, "head.sample", "null or a number in (0, 1]", self.sample)
         require(self.sample is None or self.sharded, "head.sample", "null without head.sharded", self.sample)
 
     @property
     def needs_sharded_head(self) -> bool:
-        """True if the classes are divided among processes or sampled."""
+        """True if the classes are divided among several processes, or sampled."""
         return self.sharded and (Processes().size > 1 or self.sample is not None)
 
 
@@ -119,8 +119,8 @@ class Experiment:
     """The objects of an experiment, built in the order in which they are listed here.
 
     Attributes:
-        config: its settings, with everything resolved that depends on the data.
-        data: the data; random ones if the experiment was built from an outline.
+        config: the settings, in which everything that depends on the data is resolved.
+        data: the data; random data if the experiment was built from an outline.
         outline: shape, dtype and classes of the data, None for a graph.
         input_shape: shape of an input of the network, after augmentation; empty for a graph.
         augment: augmentations of float batches, applied in order.
@@ -150,12 +150,12 @@ class Experiment:
         self.input_shape = _input_shape(self.outline, self.augment)
         self.config = config = resolve(config, split, self.input_shape)
         torch.manual_seed(config.seed)
-        random.seed(config.seed)  # used by foreign code only, as is the generator of NumPy
+        random.seed(config.seed)  # only code outside the library draws from this generator and that of NumPy
         numpy.random.seed(config.seed % 2**32)  # noqa: NPY002
         self._build_objective(weights)
         self.objective.to(device)
         if Processes().size > 1:
-            self._distribute_()  # replaces parameters, so there is no optimiser before
+            self._distribute_()  # before the optimiser is built, because it replaces parameters
         self._build_loader()
         self._build_optimizer()
         self._build_validation()
@@ -184,22 +184,23 @@ class Experiment:
         modules = nn.ModuleDict({"network": body, "head": head})
         create(config.init, "init", modules)
         self.loaded = None if weights is None else models.load_matching_weights_(self.network, head, weights)
-        # Networks whose weights are unit vectors, such as a normalised transformer. Initialisation and loading may have
-        # changed the norms.
-        self._unit_weight_modules = [one for one in body.modules() if hasattr(one, "normalize_weights_")]
+        # Some networks, such as a normalised transformer, have unit vectors as weights. Initialisation and loading may
+        # have changed their norms.
+        self._unit_weight_modules = [module for module in body.modules() if hasattr(module, "normalize_weights_")]
         self._normalize_weights_()
         self.rotation: TrainedRotation = create(config.rotation, "rotation", modules)
         terms = [
-            _regularizer(one, modules, f"regularizers.{at}", sharded=head_options.needs_sharded_head)
-            for at, one in enumerate(config.regularizers)
+            _regularizer(component, modules, f"regularizers.{index}", sharded=head_options.needs_sharded_head)
+            for index, component in enumerate(config.regularizers)
         ]
-        terms = [one for one in (*terms, self.rotation.penalty) if one is not None]
+        terms = [term for term in (*terms, self.rotation.penalty) if term is not None]
         with torch.random.fork_rng(devices=[]):  # later random numbers do not depend on the number of processes
             self.head: Any = (
                 heads.ShardedHead(head, sample=head_options.sample) if head_options.needs_sharded_head else head
             )
+        # The head, or the part of a sharded head in this process.
         self._local_head: nn.Module = self.head.head if head_options.needs_sharded_head else head
-        self._sampled = cast(nn.Parameter, self.head.weight) if head_options.sample is not None else None
+        self._sampled_vectors = cast(nn.Parameter, self.head.weight) if head_options.sample is not None else None
         if operator_options.weighted_gradients:
             optim.WeightedGradients(self.network)
         self._project_every, self._renormalize = operator_options.project_every, head_options.renormalize
@@ -213,7 +214,7 @@ class Experiment:
             attack_weight=adversarial_options.weight,
         )
         if config.channels_last:
-            # A convolution whose filters are stored this way also returns images stored this way.
+            # A convolution with channels-last filters also returns channels-last images.
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._frozen = _freeze_(self.network, self._local_head, config.freeze)
         if config.checkpoint_activations:
@@ -225,14 +226,14 @@ class Experiment:
         if self.data.graph is not None:
             reason = "is a single graph, which cannot be divided among processes; start one process"
             raise ValueError(f"data {config.data.name} {reason}")
-        is_divided = isinstance(self.head, heads.ShardedHead)
-        require(not (config.clip and is_divided), "clip", "unset with head.sharded in several processes", config.clip)
+        is_sharded = isinstance(self.head, heads.ShardedHead)
+        require(not (config.clip and is_sharded), "clip", "unset with head.sharded in several processes", config.clip)
         if config.sync_batch_norm:
             models.sync_batch_norm_(self.network)
-            self._frozen = _freeze_(self.network, self._local_head, config.freeze)  # layers were replaced
+            self._frozen = _freeze_(self.network, self._local_head, config.freeze)  # BatchNorm layers were replaced
         if config.parallel == "fsdp":
             for name, used in (("regularizers", config.regularizers), ("rotation", config.rotation.name != "none")):
-                require(not used, "parallel", f"ddp with {name}, which need complete weights in one process", "fsdp")
+                require(not used, "parallel", f"ddp with {name}, because fsdp divides the weights", "fsdp")
             require(config.clip is None, "clip", "null with parallel fsdp", config.clip)
             is_scaled = config.precision == "float16"
             require(not is_scaled, "precision", "float32 or bfloat16 with parallel fsdp", config.precision)
@@ -255,37 +256,37 @@ class Experiment:
 
     def _build_optimizer(self) -> None:
         config = self.config
-        self.optimizer = build_optimizer(self.objective, config.optimizer, self.rotation, sampled=self._sampled)
-        # Margins follow optimiser steps, also if a step has several batches or is skipped by loss scaling.
+        self.optimizer = build_optimizer(self.objective, config.optimizer, self.rotation, sampled=self._sampled_vectors)
+        # Margin schedules count optimiser steps, not batches, and no step that loss scaling skips.
         if isinstance(self._local_head, heads.AngularHead):
             self._local_head.advance_with(self.optimizer.optimizers[0])
         schedule = create(config.schedule, "schedule")
         self.scheduler = optim.Scheduler(self.optimizer.optimizers, schedule, self.steps, self.steps_per_epoch)
         self.scaler = SharedGradScaler(self.device.type) if config.precision == "float16" else None
-        folds = config.ema is not None and self.rotation.periodic_fold is not None
-        accepted = f"unset with the rotation {config.rotation.name}, which replaces weights"
-        require(not folds, "ema", accepted, config.ema)
-        leaves_sphere = config.ema is not None and bool(self._unit_weight_modules)
-        accepted = f"unset with {config.model.name}, because an average of unit vectors is not a unit vector"
-        require(not leaves_sphere, "ema", accepted, config.ema)
-        self.ema = None if config.ema is None else optim.MovingAverage(self.objective, config.ema)
+        self.ema: optim.MovingAverage | None = None
+        if config.ema is not None:
+            accepted = f"unset with the rotation {config.rotation.name}, which replaces weights"
+            require(self.rotation.periodic_fold is None, "ema", accepted, config.ema)
+            accepted = f"unset with {config.model.name}, because an average of unit vectors is not a unit vector"
+            require(not self._unit_weight_modules, "ema", accepted, config.ema)
+            self.ema = optim.MovingAverage(self.objective, config.ema)
 
     def _build_validation(self) -> None:
-        config, chosen = self.config, self.config.validation
+        config, settings = self.config, self.config.validation
         protocols: dict[str, Any] = {}
-        for at, one in enumerate(chosen.protocols):
-            protocol = create(one, "validation", setting=f"validation.protocols.{at}")
-            name = getattr(protocol, "label", one.name.rpartition(":")[2])
+        for index, component in enumerate(settings.protocols):
+            protocol = create(component, "validation", setting=f"validation.protocols.{index}")
+            name = getattr(protocol, "label", component.name.rpartition(":")[2])
             require(name not in protocols, "validation.protocols", "different from each other", name)
             protocols[name] = protocol
         self.validation = Validator(
             self.data,
             protocols,
-            # A batch of training fits into memory, so the same number of examples without gradients does too.
-            batch_size=config.batch_size if chosen.batch_size is None else chosen.batch_size,
+            # A training batch fits into memory, so the same number of examples without gradients does, too.
+            batch_size=config.batch_size if settings.batch_size is None else settings.batch_size,
             broken=config.broken_files,
             workers=config.workers,
-            energy=chosen.energy,
+            energy=settings.energy,
         )
 
     def __str__(self) -> str:
@@ -312,7 +313,8 @@ class Experiment:
         inputs = as_floats(inputs.to(self.device, non_blocking=True))
         generator = self.loader.generator
         if self.augment and Processes().size > 1:
-            # Parts differ in size, so each process draws from a separate generator, and the common one stays in step.
+            # Parts of a batch differ in size and need different numbers of draws. Each process uses a generator of its
+            # own for them, so that the one of the loader stays in the same state in all processes.
             seed = int(torch.randint(2**62, (), generator=generator))
             generator = torch.Generator(generator.device).manual_seed(seed + Processes().rank)
         for augment in self.augment:
@@ -320,7 +322,7 @@ class Experiment:
         return inputs, labels.to(self.device, non_blocking=True)
 
     def train_mode(self) -> None:
-        """Put the objective into training mode, apart from frozen modules: their statistics stay as they are."""
+        """Put the objective into training mode, except frozen modules, whose BatchNorm statistics must not change."""
         self.objective.train()
         for module in self._frozen:
             module.eval()
@@ -352,7 +354,7 @@ class Experiment:
         require(chosen is not None, "source", "given, because the experiment has no held-out data", source)
         assert chosen is not None
         chosen = self.readable(chosen) if source is None else chosen
-        size = batch_size if self.data.graph is None else len(chosen)
+        size = batch_size if self.data.graph is None else len(chosen)  # a graph is one batch
         with evaluation_mode(self.objective):
             loader = self._sequential_loader(chosen, size, "error")
             return embed(lambda x: self.objective.features(x.to(self.device)).cpu(), loader)
@@ -360,7 +362,7 @@ class Experiment:
     def readable(self, source: data.Source) -> data.Source:
         """Return a source without the files that cannot be decoded, if the setting `broken_files` is "skip".
 
-        Every file is decoded once. Otherwise, and if there are no such files, the source itself is returned.
+        This decodes every file once. If no file fails, or the setting is "error", the source itself is returned.
         """
         if self.config.broken_files == "error" or isinstance(source, data.TensorSource):
             return source
@@ -368,8 +370,8 @@ class Experiment:
         return source if is_readable.all() else data.subset(source, is_readable)
 
     def _sequential_loader(self, source: data.Source, batch_size: int, broken: str) -> data.Loader:
-        """Return the batches of a source in its order. Worker processes are not worth their start for one batch."""
-        workers = self.config.workers if len(source) > batch_size else 0
+        """Return the batches of a source in its order."""
+        workers = self.config.workers if len(source) > batch_size else 0  # starting workers for one batch takes longer
         sampler = data.SAMPLERS["sequential"](source.labels, 0)
         return data.Loader(source, batch_size=batch_size, sampler=sampler, workers=workers, broken=broken)
 
@@ -393,7 +395,8 @@ def build(
         device: device for training.
         trust_code: allow import paths in the config.
         split: data, instead of those of the config.
-        outline: `DataSplit.outline()` of the data. Random data replace them, sufficient to build network and head.
+        outline: `DataSplit.outline()` of the data. Network and head are then built for random data of this shape, and
+            no data are read.
 
     Example:
         >>> experiment = build(Config.of({"data": {"name": "digits", "limit": 100}, "epochs": 1}))
@@ -402,7 +405,7 @@ def build(
     """
     require(isinstance(config, Config), "config", "a Config, such as Config.of({...})", config)
     require_trust(config, trust_code, "the config")
-    # The run can then be opened from another working directory. Data below a data root are found there.
+    # Absolute paths are valid in every working directory. Paths below a data root stay relative to it.
     reads_data = split is None and outline is None
     config = with_absolute_paths(config, data=reads_data and data_root is None)
     if split is None and outline is not None:
@@ -426,7 +429,7 @@ def build_network_on_meta(config: Config, split: data.DataSplit) -> nn.Module:
 
 
 def _augmentations(config: Config) -> list[Callable[..., Tensor]]:
-    return [create(one, "augment", setting=f"augment.{at}") for at, one in enumerate(config.augment)]
+    return [create(part, "augment", setting=f"augment.{index}") for index, part in enumerate(config.augment)]
 
 
 def _input_shape(outline: Mapping[str, Any] | None, augmentations: Iterable[Any]) -> tuple[int, ...]:
@@ -456,9 +459,9 @@ def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Co
     protocols = config.validation.protocols
     if not protocols and split.validation is not None:
         protocols = (Component("verification" if split.open_set else "accuracy"),)
-    is_closed = not split.open_set or all(one.name != "accuracy" for one in protocols)
+    has_known_classes = not split.open_set or all(protocol.name != "accuracy" for protocol in protocols)
     accepted = "without accuracy, because the classes of the held-out data are not those of training"
-    require(is_closed, "validation.protocols", accepted, [one.name for one in protocols])
+    require(has_known_classes, "validation.protocols", accepted, [protocol.name for protocol in protocols])
     return replace(config, validation=replace(config.validation, protocols=protocols))
 
 
@@ -470,9 +473,10 @@ def _require_two_classes(config: Config, split: data.DataSplit) -> None:
 
 
 def _is_large_head(component: Component, dim: int, num_classes: int) -> bool:
-    """Return True if the class vectors of a sharded head may not fit in one process, so each draws its own rows.
+    """Return True if the class vectors of a sharded head may not fit in one process, so that each draws its own rows.
 
-    Smaller heads start from the same class vectors as in one process. Options per class must be read completely.
+    Smaller heads are drawn completely, so that their class vectors do not depend on the number of processes. Heads with
+    options per class are, too, because these values would be lost on the meta device.
     """
     has_options_per_class = any(isinstance(value, list) for value in component.options.values())
     return dim * num_classes > META_HEAD_SIZE and not has_options_per_class
@@ -486,7 +490,7 @@ def _operator(component: Component) -> Operator:
 
 
 def _regularizer(component: Component, modules: nn.ModuleDict, setting: str, *, sharded: bool) -> Any:
-    """Return a regulariser of all layers, or of the network only if no process has all class vectors."""
+    """Return a regulariser of network and head, or of the network only if the head is sharded."""
     if sharded:
         output = component.options.get("output")
         accepted = "unset with head.sharded, because no process has the class vectors of all classes"
@@ -508,4 +512,4 @@ def _freeze_(network: nn.Module, head: nn.Module, patterns: tuple[str, ...]) -> 
     if not patterns:
         return []
     parameters = {module: list(module.parameters()) for module in (*network.modules(), *head.modules())}
-    return [module for module, its in parameters.items() if its and not any(p.requires_grad for p in its)]
+    return [module for module, owned in parameters.items() if owned and not any(p.requires_grad for p in owned)]

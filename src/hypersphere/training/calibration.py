@@ -1,6 +1,6 @@
 """The calibration of a run: what a cosine of two of its embeddings means, stored as JSON in the folder of the run.
 
-Half of the held-out classes are used to fit it. It is measured on the other half, now and in later evaluations.
+It is fitted on half of the held-out classes. The other half measures it, now and in later evaluations.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["RunCalibration"]
 
 FILE = "calibration.json"
 FORMAT = "hypersphere run calibration 1"
-MOST_FITTED = 20_000  # pairs of each kind that are fitted and stored
-MOST_TESTED = 200_000  # pairs of each kind from which costs are computed
+MAX_FITTED_PAIRS = 20_000  # of each kind, same and different; they are also stored
+MAX_TESTED_PAIRS = 200_000  # of each kind, for the costs
 DCF_PRIOR = 0.01  # prior probability of a same pair in the detection costs
 
 
@@ -48,8 +48,8 @@ class RunCalibration:
     Attributes:
         calibration: maps cosines to log-likelihood ratios and probabilities.
         thresholds: threshold by false accept rate, from all pairs of the fitted classes.
-        classes: names of the fitted classes. Test the calibration on other classes.
-        open_set: False if the network was trained on these classes. Then the calibration is too optimistic for others.
+        classes: names of the classes it was fitted on. Test the calibration on other classes.
+        open_set: False if the network was trained on these classes; the calibration is then too optimistic for others.
         step: the checkpoint that computed the embeddings.
         fingerprint: identifies its weights, see `hypersphere.gallery.fingerprint_of`.
 
@@ -87,7 +87,7 @@ class RunCalibration:
     ) -> RunCalibration:
         """Fit a calibration to the pairs of a random half of the classes.
 
-        There are at most 20,000 pairs of each kind; more are sampled. Thresholds use all pairs.
+        If there are more than 20,000 same or different pairs, a sample is fitted. Thresholds use all pairs.
 
         Args:
             features: embeddings.
@@ -95,7 +95,7 @@ class RunCalibration:
             classes: names of the classes.
             step, fingerprint, open_set: see the attributes.
             far: false accept rates of the thresholds; those that the pairs cannot resolve are left out.
-            prior: the fraction of same pairs that probabilities assume.
+            prior: the fraction of same pairs that is assumed for probabilities.
             method: "logistic" or "isotonic", see `Calibration.fit`.
             seed: seed for the choice of classes and pairs.
 
@@ -105,21 +105,22 @@ class RunCalibration:
         generator = torch.Generator().manual_seed(seed)
         counts = labels.bincount(minlength=len(classes))
         paired, single = ((counts > 1).nonzero().flatten(), (counts == 1).nonzero().flatten())
-        accepted = "those of at least four classes, of which two have two samples"
-        value = f"those of {len(paired) + len(single)} classes, of which {len(paired)} have two"
-        require(len(paired) >= 2 and len(paired) + len(single) >= 4, "held-out samples", accepted, value)
-        # Half of the classes with pairs, rounded up, and half of the others, rounded down: both halves then have at
-        # least two classes, and one of them has pairs.
+        if len(paired) < 2 or len(paired) + len(single) < 4:
+            accepted = "at least four classes, two of them with two samples"
+            classes_given = f"{len(paired) + len(single)} classes, {len(paired)} of them with two samples"
+            raise ValueError(f"held-out samples must be of {accepted}, not of {classes_given}")
+        # Half of the classes with pairs, rounded up, and half of the others, rounded down. Each half then has at least
+        # two classes, at least one of them with pairs.
         paired = paired[torch.randperm(len(paired), generator=generator)]
         single = single[torch.randperm(len(single), generator=generator)]
         chosen = torch.cat([paired[: (len(paired) + 1) // 2], single[: len(single) // 2]]).sort().values
         is_chosen = torch.isin(labels, chosen)
         x, y = features[is_chosen], labels[is_chosen]
-        first, second = sample_pairs(y, MOST_FITTED, generator)
-        owners = y[first], y[second]
-        fitted = Calibration.fit(
-            pair_scores(x, first, second), owners[0] == owners[1], method=method, prior=prior, groups=owners
-        )
+        first, second = sample_pairs(y, MAX_FITTED_PAIRS, generator)
+        pair_classes = y[first], y[second]
+        same = pair_classes[0] == pair_classes[1]
+        scores = pair_scores(x, first, second)
+        fitted = Calibration.fit(scores, same, method=method, prior=prior, groups=pair_classes)
         points = verify_blocks(AllPairs(x, y), far).points
         thresholds = {
             point.requested_rate: point.threshold
@@ -130,14 +131,14 @@ class RunCalibration:
         return cls(fitted, thresholds, names, open_set, step, fingerprint)
 
     def is_unfitted(self, labels: Int64[Tensor, " samples"], classes: Sequence[str]) -> Bool[Tensor, " samples"]:
-        """Return which samples are of classes that were not fitted."""
+        """Return True for each sample of a class that the calibration was not fitted on."""
         fitted = set(self.classes)
         return torch.tensor([name not in fitted for name in classes])[labels]
 
     def measure(
         self, features: Float[Tensor, "samples dim"], labels: Int64[Tensor, " samples"], classes: Sequence[str]
     ) -> dict[str, Any]:
-        """Measure the calibration on the pairs of all other classes.
+        """Measure the calibration on the pairs of all classes that it was not fitted on.
 
         Costs are in bits (`cllr`) or relative to the better of accepting and rejecting all pairs (DCF, for a prior of
         0.01 and equal costs). They are computed from at most 200,000 pairs of each kind. `far` compares the rate that
@@ -146,12 +147,13 @@ class RunCalibration:
         Raises:
             ValueError: if there are no same or no different pairs of other classes.
         """
-        other = self.is_unfitted(labels, classes)
-        x, y = features[other], labels[other]
+        is_unfitted = self.is_unfitted(labels, classes)
+        x, y = features[is_unfitted], labels[is_unfitted]
         sizes = y.unique(return_counts=True)[1]
         can_measure = len(sizes) > 1 and int(sizes.max()) > 1
-        require(can_measure, "samples", "samples of two classes that were not calibrated on", f"{len(sizes)} classes")
-        first, second = sample_pairs(y, MOST_TESTED, torch.Generator().manual_seed(0))
+        accepted = "of two classes that the calibration was not fitted on, one of them with two samples"
+        require(can_measure, "samples", accepted, f"of {len(sizes)}")
+        first, second = sample_pairs(y, MAX_TESTED_PAIRS, torch.Generator().manual_seed(0))
         same = y[first] == y[second]
         llrs = self.calibration.llr(pair_scores(x, first, second))
         cost, lowest = cllr(llrs, same), min_cllr(llrs, same)
@@ -174,11 +176,11 @@ class RunCalibration:
         }
 
     def _threshold(self, threshold: float) -> dict[str, float]:
-        """Return a threshold and the probability that it stands for."""
+        """Return a threshold and the probability of a same pair at this cosine."""
         return {"threshold": threshold, "probability": float(self.calibration.probability(threshold))}
 
     def description(self) -> dict[str, Any]:
-        """Return the numbers of the calibration without its pairs, for programs and people."""
+        """Return the parameters and thresholds of the calibration, without the pairs, as plain data."""
         stored = self.calibration.to_dict()
         return {
             "method": stored["method"],
@@ -242,9 +244,9 @@ def _rates_at(pairs: AllPairs, thresholds: Sequence[float]) -> tuple[list[tuple[
     totals = torch.zeros(2, dtype=torch.int64)
     for scores, same in pairs:
         totals += torch.stack([(~same).sum(), same.sum()]).cpu()
-        for place, threshold in enumerate(thresholds):
+        for index, threshold in enumerate(thresholds):
             above = scores >= threshold
-            accepted[place] += torch.stack([(above & ~same).sum(), (above & same).sum()]).cpu()
+            accepted[index] += torch.stack([(above & ~same).sum(), (above & same).sum()]).cpu()
     rates = (accepted / totals).tolist()
     different, same_total = totals.tolist()
     return [(far, tar) for far, tar in rates], (same_total, different)

@@ -1,4 +1,4 @@
-"""Check an experiment before it is trained: does the model fit the data, and are all packages installed?"""
+"""Check an experiment before it is trained: the model fits the data, metrics exist, packages are installed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_experiment(experiment: Experiment, *, on_message: Callable[[str], None
         if tracker.name in ("tensorboard", "wandb"):
             require_package(tracker.name, tracker.name, "track")
     _check_validation(experiment)
-    inputs = _first_inputs(split.train, skips=config.broken_files == "skip").to(experiment.device)
+    inputs = _first_inputs(split.train, skip_broken=config.broken_files == "skip").to(experiment.device)
     if inputs.shape[1:] != experiment.input_shape and split.graph is None:
         inputs = inputs.new_zeros(len(inputs), *experiment.input_shape)  # an augmentation changes the shape
     objective: Any = experiment.objective
@@ -60,14 +60,15 @@ def check_experiment(experiment: Experiment, *, on_message: Callable[[str], None
 
 
 def _check_validation(experiment: Experiment) -> None:
-    """Check what would otherwise fail at the first validation: the metrics that settings name, and the classes."""
+    """Raise the errors of settings, head and pairs that would otherwise occur at the first validation."""
     config, schedule = experiment.config, experiment.scheduler.schedule
     by_epochs = config.validation.every_unit == "epochs"
-    # Only the line of a complete epoch has a loss.
+    # Validation after a number of steps measures no loss: only the line of a complete epoch has one.
     names = ["loss"] * by_epochs + experiment.validation.metric_names()
     metrics = {"validation.best": config.validation.best}
     metrics |= {"schedule.metric": schedule.metric} if isinstance(schedule, Plateau) else {}
     for setting, metric in metrics.items():
+        # A protocol outside the library may compute any metric.
         fits = metric is None or metric in names or f"{metric.rpartition('.')[0]}.*" in names
         reason = "" if by_epochs else " (and loss, if validation.every_unit is epochs)"
         require(fits, setting, f"one of {', '.join(names)}{reason}", metric)
@@ -80,17 +81,18 @@ def _check_validation(experiment: Experiment) -> None:
             if protocol.draws_pairs(split) and len(split.validation.labels.unique()) < 2:
                 change = "raise selection" if config.selection else "set data.held_out to 2 or more"
                 raise ValueError(f"{name} needs 2 held-out classes" + f"; {change}" * split.open_set)
-            protocol.chosen_pairs(split.validation.labels, split)  # reads the file
+            # Raises if the file of pairs is invalid, or if there are too few pairs.
+            protocol.chosen_pairs(split.validation.labels, split)
 
 
-def _first_inputs(source: Source, *, skips: bool) -> Tensor:
+def _first_inputs(source: Source, *, skip_broken: bool) -> Tensor:
     """Return the first two inputs, or the first two readable ones if broken files are skipped."""
     inputs: list[Tensor] = []
     for index in range(len(source)):
         try:
             inputs.append(source[index])
         except BrokenSample:
-            if not skips:
+            if not skip_broken:
                 raise
         if len(inputs) == 2:
             break

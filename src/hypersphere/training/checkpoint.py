@@ -1,4 +1,4 @@
-"""Checkpoints: folders that a kill at any moment leaves intact, verified by checksums, for any number of processes.
+"""Save and restore checkpoints, safe against a kill at any moment, with checksums, in any number of processes.
 
 A checkpoint of step 123 is a folder `step-00000123` with these files:
 
@@ -8,8 +8,8 @@ A checkpoint of step 123 is a folder `step-00000123` with these files:
 - `state.json` holds everything that is not a tensor, and the structure of both states.
 - `manifest.json` holds the size and SHA-256 of each file and a SHA-256 of itself. It is written last.
 
-No process ever holds the rows of another one. Another number of processes can read the checkpoint; each reads the rows
-that it needs. Nothing is unpickled.
+No process ever holds the rows of another one. Any number of processes can read the checkpoint; each reads the rows that
+it needs. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Checkpoint", "Checkpoints", "DamagedCheckpoint"]
 
 FORMAT = 2
 MANIFEST, STATE = "manifest.json", "state.json"
-TENSOR_FILES = {"modules": "weights", "state": "state"}  # the files of the two parts of a checkpoint
+TENSOR_FILES = {"modules": "weights", "state": "state"}  # names of the tensor files of the two parts of a checkpoint
 DAMAGED = "damaged-"
 
 
@@ -69,7 +69,7 @@ class Checkpoint:
         """Read everything that was saved except the modules; each call reads the files again.
 
         Args:
-            names: read only these objects, as far as they were saved. The tensors of others are not read.
+            names: read only these objects, and skip those that were not saved. Without names, all are read.
         """
         skeleton = self._skeleton()["state"]
         chosen = {name: part for name, part in skeleton.items() if not names or name in names}
@@ -105,6 +105,7 @@ class Checkpoint:
             return TensorFiles(sorted(self.path.glob(f"{TENSOR_FILES[kind]}*.safetensors")))
 
     def _skeleton(self) -> dict[str, Any]:
+        """Read the structure of both states without their tensors, see `flatten`."""
         with _reading(self.path):
             content = json.loads((self.path / STATE).read_text(encoding="utf-8"))
             if not all(isinstance(content[kind], dict) for kind in TENSOR_FILES):
@@ -125,17 +126,17 @@ class Checkpoints:
         on_damage: called with a message for each damaged checkpoint that is skipped.
 
     Attributes:
-        protected: a step whose checkpoint is kept although it is old, for example the best one; None for none.
+        protected: a step whose checkpoint is kept even if it is old, for example the best one, or None.
 
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> layer, folder = nn.Linear(2, 2), TemporaryDirectory()
         >>> checkpoints = Checkpoints(folder.name)
         >>> _ = checkpoints.save(10, {"layer": layer}, {"epoch": 1})
-        >>> again = nn.Linear(2, 2)
+        >>> restored = nn.Linear(2, 2)
         >>> checkpoint = checkpoints.latest()
-        >>> checkpoint.restore_({"layer": again})
-        >>> checkpoint.step, checkpoint.state(), bool((again.weight == layer.weight).all())
+        >>> checkpoint.restore_({"layer": restored})
+        >>> checkpoint.step, checkpoint.state(), bool((restored.weight == layer.weight).all())
         (10, {'epoch': 1}, True)
         >>> folder.cleanup()
     """
@@ -151,7 +152,7 @@ class Checkpoints:
         self.folder, self.keep, self.on_damage = Path(folder), keep, on_damage
         self.protected: int | None = None
         self.processes = Processes()
-        self._damaged: set[Path] = set()  # skipped checkpoints; the next save renames them
+        self._damaged: set[Path] = set()  # skipped checkpoints, which the next save renames
 
     def __repr__(self) -> str:
         return f"Checkpoints({str(self.folder)!r}, steps {self.steps()})"
@@ -189,7 +190,7 @@ class Checkpoints:
         Raises:
             DamagedCheckpoint: if all checkpoints are damaged.
             ValueError: if the last one has another format.
-            OSError: if the disk or the system does not allow reading the last one.
+            OSError: if the last one cannot be read because of the disk or of missing permissions.
         """
         entries = self._entries_of_rank0()
         return self._last_intact(entries) if entries else None
@@ -223,21 +224,24 @@ class Checkpoints:
         files = {name: entry for part in parts for name, entry in part.items()}
         made_with = {**versions(), "processes": len(parts)}
         manifest = {"format": FORMAT, "step": step, "files": files, "made_with": made_with}
-        (draft / MANIFEST).write_text(_sealed(manifest), encoding="utf-8")
+        (draft / MANIFEST).write_text(_manifest_text(manifest), encoding="utf-8")
         flush(draft / MANIFEST)
         flush(draft)
-        before = self._listed()
-        again = [attempt + 1 for at, attempt, _ in before if at == step]
-        path = draft.rename(self.folder / (f"step-{step:08d}" + (f".{max(again)}" if again else "")))
+        existing = self._listed()
+        attempts = [attempt + 1 for old_step, attempt, _ in existing if old_step == step]
+        path = draft.rename(self.folder / (f"step-{step:08d}" + (f".{max(attempts)}" if attempts else "")))
         flush(self.folder)
-        older = [old for at, _, old in before if at < step]
+        older = [old for old_step, _, old in existing if old_step < step]
         remaining = older[max(len(older) - self.keep + 1, 0) :]
-        for at, _, old in before:
-            if old not in remaining and (at != self.protected or at == step) and not _has_other_format(old):
+        for old_step, _, old in existing:
+            # The new checkpoint replaces an earlier one of the same step, even if that step is protected.
+            is_protected = old_step == self.protected and old_step != step
+            if old not in remaining and not is_protected and not _has_other_format(old):
                 self._remove(old)
         return path
 
     def _refuse_later(self, step: int) -> None:
+        """Raise a `ValueError` if there is an intact checkpoint of a later step, which `latest` would prefer."""
         for later, _, path in self._listed():
             if later > step and path not in self._damaged:
                 try:
@@ -248,13 +252,13 @@ class Checkpoints:
                 raise ValueError(f"step must be at least {later}, because {path} exists, not {step}")
 
     def _rename_damaged(self) -> None:
-        """Rename the damaged checkpoints, so that they are neither counted nor used, and keep the last of them."""
+        """Rename damaged checkpoints, so that they are neither counted nor used, and remove all but the last ones."""
         for path in sorted(self._damaged):
-            name, again = f"{DAMAGED}{path.name.partition('.')[0]}", 0
-            while (place := self.folder / (f"{name}.{again}" if again else name)).exists():
-                again += 1
+            name, attempt = f"{DAMAGED}{path.name.partition('.')[0]}", 0
+            while (target := self.folder / (f"{name}.{attempt}" if attempt else name)).exists():
+                attempt += 1
             if path.exists():
-                path.rename(place)
+                path.rename(target)
         self._damaged.clear()
         for _, _, path in self._listed(DAMAGED)[: -self.keep]:
             self._remove(path)
@@ -269,7 +273,7 @@ class Checkpoints:
     # --- which checkpoints exist
 
     def _listed(self, prefix: str = "") -> list[tuple[int, int, Path]]:
-        """Return step, attempt and folder of each checkpoint in increasing order."""
+        """Return step, attempt and folder of each checkpoint, sorted by step and then by attempt."""
         entries = []
         for path in self.folder.glob(f"{prefix}step-*"):
             if match := re.fullmatch(rf"{prefix}step-(\d{{8,}})(?:\.(\d+))?", path.name):
@@ -281,6 +285,7 @@ class Checkpoints:
         return self.processes.all_gather_objects(self._listed())[0]
 
     def _last_intact(self, entries: list[tuple[int, int, Path]]) -> Checkpoint:
+        """Return the last of these checkpoints that is intact, and report the damaged ones after it."""
         rank, size = self.processes.rank, self.processes.size
         damages = []
         for step, _, path in reversed(entries):
@@ -308,13 +313,13 @@ class Checkpoints:
             result = work()
         except Exception as error:
             failure = error
-        is_ours = failure is None or isinstance(failure, (ValueError, OSError))
-        # An error of another class may not be picklable.
-        shared = failure if is_ours else RuntimeError(f"process {rank}: {failure}")
+        # Errors are pickled for the other processes, which may fail for classes other than these.
+        can_pickle = failure is None or isinstance(failure, (ValueError, OSError))
+        shared = failure if can_pickle else RuntimeError(f"process {rank}: {failure}")
         results = self.processes.all_gather_objects((result, shared))  # also waits for all processes
-        for reporter, (_, reported) in enumerate(results):
-            if reported is not None:
-                raise failure if reporter == rank and failure is not None else reported
+        for origin, (_, shared) in enumerate(results):
+            if shared is not None:
+                raise failure if origin == rank and failure is not None else shared
         return [value for value, _ in results]
 
 
@@ -322,11 +327,11 @@ class Checkpoints:
 
 
 class _RowDivision:
-    """The tensors that are divided by rows among processes: which rows of them this process stores and loads.
+    """Which rows this process stores and loads, of tensors that are divided by rows among processes.
 
     Args:
-        rows: maps the path of a tensor, or of the state of a parameter in an optimiser, to the divided parameter and
-            the rows of it that this process has.
+        rows: maps the path of a parameter, or the path of its state in an optimiser, to the parameter and the rows of
+            it that this process has.
     """
 
     def __init__(self, rows: Mapping[str, tuple[Tensor, Rows]]) -> None:
@@ -348,20 +353,23 @@ class _RowDivision:
             return files.read(path)
         shape = (rows.total, *parameter.shape[1:])
         if files.shape(path) != shape:
+            # States of an optimiser may have another shape than their parameter; the parameter itself may not.
             require(path not in self._rows, path, f"of shape {files.shape(path)}", shape)
             return files.read(path)
         tensor = files.read(path, rows)
         if not isinstance(parameter, DTensor):
             return tensor
+        # By default, `from_local` assumes that all processes have equally many rows.
         layout: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
         return DTensor.from_local(tensor, parameter.device_mesh, parameter.placements, **layout)
 
     def _find(self, path: str) -> tuple[Tensor | None, Rows | None]:
+        """Return the parameter and its rows; `optimizer.state.3.exp_avg` is found as `optimizer.state.3`."""
         return self._rows.get(path) or self._rows.get(path.rpartition(".")[0]) or (None, None)
 
 
 def _divided_weights(modules: Mapping[str, Any]) -> _RowDivision:
-    """Return the division of the weights of modules."""
+    """Return the divided parameters of modules by their paths."""
     rows, division = _rows_of_parameters(modules), {}
     for name, part in modules.items():
         module = _module_of(part)
@@ -373,7 +381,7 @@ def _divided_weights(modules: Mapping[str, Any]) -> _RowDivision:
 
 
 def _divided_states(modules: Mapping[str, Any], state: Mapping[str, Any]) -> _RowDivision:
-    """Return the division of the states that optimisers keep for the parameters of modules."""
+    """Return the divided parameters of modules by the paths of their states in optimisers."""
     rows, division = _rows_of_parameters(modules), {}
     for name, part in state.items():
         for prefix, optimizer in _optimizers(name, part).items():
@@ -407,10 +415,10 @@ def _rows_of_distributed_tensor(tensor: DTensor) -> Rows:
     """Return the rows of a tensor that `fully_shard` divided."""
     fits = tensor.device_mesh.ndim == 1 and tensor.placements == (Shard(0),)
     require(fits, "modules", "divided by rows over one group of processes", tensor.placements)
-    # Like `torch.chunk`: all processes but the last ones have ⌈n / R⌉ rows.
+    # `fully_shard` divides n rows among R processes like `torch.chunk`: ⌈n / R⌉ each, and fewer in the last ones.
     total, mesh = tensor.shape[0], tensor.device_mesh
-    each = -(-total // mesh.size())
-    start = min(mesh.get_local_rank() * each, total)
+    rows_per_process = -(-total // mesh.size())
+    start = min(mesh.get_local_rank() * rows_per_process, total)
     return Rows(start, start + tensor.to_local().shape[0], total)
 
 
@@ -434,26 +442,27 @@ def _saved_names(module: nn.Module) -> dict[str, str]:
 
 
 def _optimizers(name: str, part: Any) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimisers of an object by the path of their states: of an optimiser, or of several together."""
-    if hasattr(part, "optimizers"):
-        return {f"{name}.{place}": optimizer for place, optimizer in enumerate(part.optimizers)}
+    """Return the optimisers of an object by the path of their state dicts; empty if it has none."""
+    if hasattr(part, "optimizers"):  # several that step together, see `hypersphere.optim.Optimizers`
+        return {f"{name}.{index}": optimizer for index, optimizer in enumerate(part.optimizers)}
     return {name: part} if hasattr(part, "param_groups") else {}
 
 
 def _load_module_(name: str, module: nn.Module, saved: Mapping[str, Any]) -> None:
     """Load a saved state into a module; raise a `ValueError` that says how the two differ."""
     saved_names = _saved_names(_module_of(module))
-    unknown, loaded = dict(saved), {}
+    remaining, loaded = dict(saved), {}
     for key, value in module.state_dict().items():
         saved_name = saved_names.get(key, key)
-        if saved_name in unknown:
-            loaded[key] = unknown.pop(saved_name)
+        if saved_name in remaining:
+            loaded[key] = remaining.pop(saved_name)
             if isinstance(value, Tensor) and isinstance(loaded[key], Tensor):
                 dtype = loaded[key].dtype
                 require(value.dtype == dtype, f"{name}.{saved_name}", f"{dtype} as saved", value.dtype)
         elif key.endswith("sampling"):  # the counter of sampled classes exists only in a head that samples them
             loaded[key] = value
-    loaded |= {key: value for key, value in unknown.items() if not key.endswith("sampling")}
+    # `load_state_dict` reports what remains as unexpected.
+    loaded |= {key: value for key, value in remaining.items() if not key.endswith("sampling")}
     try:
         module.load_state_dict(loaded)
     except RuntimeError as error:
@@ -480,9 +489,9 @@ def _write_part(folder: Path, rank: int, modules: Mapping[str, nn.Module], state
             title = f"checkpoint[{kind!r}]"
             skeletons[kind], tensors = flatten(content, title, division.local_part, keep_strides=keep_strides)
             names.append(TENSOR_FILES[kind] + (f"-{rank}" if rank else "") + ".safetensors")
-            # Tensors that all processes have in common are written by the first one.
-            mine = {key: stored for key, stored in tensors.items() if rank == 0 or stored.rows is not None}
-            write_tensors(folder / names[-1], mine)
+            # Tensors that are equal in all processes are written by the first one.
+            written = {key: stored for key, stored in tensors.items() if rank == 0 or stored.rows is not None}
+            write_tensors(folder / names[-1], written)
         if rank == 0:
             names.append(STATE)
             (folder / STATE).write_text(json.dumps(skeletons), encoding="utf-8")
@@ -494,17 +503,17 @@ def _write_part(folder: Path, rank: int, modules: Mapping[str, nn.Module], state
 
 
 def read_checkpoint(folder: Path, step: int, rank: int = 0, size: int = 1) -> Checkpoint:
-    """Return the checkpoint of a folder after comparing its files with the manifest.
+    """Return the checkpoint of a folder after verifying its files.
 
-    Several processes share the work: the process `rank` of `size` compares every `size`-th file.
+    Several processes share the work: the process `rank` of `size` compares every `size`-th file with the manifest.
 
     Raises:
         DamagedCheckpoint: if the files differ from the manifest; the message says how.
         ValueError: if the checkpoint has another format.
-        OSError: if the disk or the system does not allow reading it.
+        OSError: if it cannot be read because of the disk or of missing permissions.
     """
     with _reading(folder):
-        manifest = _unsealed((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = _parse_manifest((folder / MANIFEST).read_text(encoding="utf-8"))
         version, made_with = manifest["format"], manifest.get("made_with")
     if version != FORMAT:
         writer = f" that wrote it, {made_with.get('hypersphere')}" if isinstance(made_with, dict) else ""
@@ -519,7 +528,7 @@ def read_checkpoint(folder: Path, step: int, rank: int = 0, size: int = 1) -> Ch
             _require_equal(f"size of {name}", (folder / name).stat().st_size, files[name]["bytes"])
             _require_equal(f"SHA-256 of {name}", file_summary(folder / name)["sha256"], files[name]["sha256"])
         checkpoint = Checkpoint(folder, step, dict(manifest["made_with"]))
-        # Headers and skeleton are checked as well, without reading the tensors.
+        # Also check the skeletons and the headers of the tensor files, without reading the tensors.
         for kind, skeleton in checkpoint._skeleton().items():
             unflatten(skeleton, checkpoint._tensors(kind).blank)
         return checkpoint
@@ -528,14 +537,14 @@ def read_checkpoint(folder: Path, step: int, rank: int = 0, size: int = 1) -> Ch
 def _has_other_format(folder: Path) -> bool:
     """Return True if a folder is a checkpoint of another format."""
     try:
-        return bool(_unsealed((folder / MANIFEST).read_text(encoding="utf-8"))["format"] != FORMAT)
+        return bool(_parse_manifest((folder / MANIFEST).read_text(encoding="utf-8"))["format"] != FORMAT)
     except (OSError, ValueError, KeyError, RecursionError):
         return False
 
 
 @contextmanager
 def _reading(folder: Path, files: Any = ()) -> Iterator[None]:
-    """Report missing or unreadable content as damage; errors of the system remain an `OSError`."""
+    """Raise `DamagedCheckpoint` for missing or invalid content; errors of the system remain an `OSError`."""
     try:
         yield
     except DamagedCheckpoint:
@@ -544,7 +553,7 @@ def _reading(folder: Path, files: Any = ()) -> Iterator[None]:
         raise DamagedCheckpoint(f"not a checkpoint: {error}") from None
     except (OSError, RuntimeError) as error:
         for name in [MANIFEST, *(files if isinstance(files, dict) else ())]:
-            if _is_missing(folder / name):  # safetensors reports a file without read permission as missing
+            if _is_missing(folder / name):  # not by the error: safetensors calls an unreadable file missing
                 raise DamagedCheckpoint(f"{name}: No such file") from None
         raise with_context(_system_error(error), f"{folder} cannot be read") from error
 
@@ -560,6 +569,7 @@ def with_context(error: OSError, context: str) -> OSError:
 
 
 def _is_missing(path: Path) -> bool:
+    """Return True if there is no regular file at a path. A file without read permission is not missing."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -575,15 +585,16 @@ def _system_error(error: OSError | RuntimeError) -> OSError:
     return OSError(int(match[2]), match[1]) if match and os.strerror(int(match[2])) == match[1] else OSError(text)
 
 
-def _sealed(manifest: Mapping[str, Any]) -> str:
-    """Return the manifest as text with its own checksum."""
+def _manifest_text(manifest: Mapping[str, Any]) -> str:
+    """Return a manifest as JSON, with a checksum of itself."""
     checksum = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     return json.dumps({**manifest, "sha256": checksum}, indent=1) + "\n"
 
 
-def _unsealed(text: str) -> dict[str, Any]:
+def _parse_manifest(text: str) -> dict[str, Any]:
+    """Return a manifest without its checksum, after verifying it."""
     manifest = json.loads(text)
-    if not isinstance(manifest, dict) or not manifest.pop("sha256", None) or _sealed(manifest) != text:
+    if not isinstance(manifest, dict) or not manifest.pop("sha256", None) or _manifest_text(manifest) != text:
         raise DamagedCheckpoint(f"{MANIFEST} does not match its checksum")
     return manifest
 

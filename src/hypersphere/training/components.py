@@ -1,8 +1,8 @@
 """Create the components of an experiment from their names and options.
 
 A component is named by an entry of the menu of its setting, or by an import path `package.module:callable`. Its options
-are the parameters of that entry; names, and values of plain types, are checked against the signature before the call.
-Menus are imported when they are first used, so that this module can be imported without loading a network library.
+are the parameters of that callable. Their names, and values of plain types, are checked against its signature first.
+Menus are imported when they are first used, so that importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from hypersphere.training.config import LIBRARIES, Component, Config, Validation
 __all__ = ["MENUS", "Menu", "check_components", "complete_settings", "create", "foreign_code", "require_trust"]
 
 Factory = Callable[..., Any]
-FROM_DATA = "from the data"  # shown as the default of a size
+FROM_DATA = "from the data"  # shown as the default of a size that follows from the data
 
 
 class Menu(Mapping[str, Factory]):
     """A menu of factories by name, imported when it is first read.
 
     Args:
-        sources: import paths of dictionaries, or of single callables, which get their name in lower case.
+        sources: import paths of dictionaries of factories, or of single callables, listed by their lower-case name.
         reserved: parameters that the library passes to the factories; users cannot set them.
         inferred_from_data: parameters that follow from the data unless the user sets them.
         shared_options: import path of a dataclass of options that every entry has and that the library handles.
-        synonyms: import path of a dictionary from other names to entries. They are accepted, but not listed.
-        option_synonyms: import path of a dictionary from other names of options to these, for error messages.
+        synonyms: import path of a dictionary from other names to entries. These names are accepted, but not listed.
+        option_synonyms: import path of a dictionary from names of options elsewhere to names here, for error messages.
         library: import path of a function that loads `timm:NAME` and similar names.
 
     Example:
@@ -64,9 +64,12 @@ class Menu(Mapping[str, Factory]):
 
     @cached_property
     def entries(self) -> Mapping[str, Factory]:
-        """The factories by name: the dictionaries themselves, so that later entries are seen."""
+        """The factories by name."""
         sources = map(_load, self.sources)
-        return ChainMap(*(one if isinstance(one, dict) else {one.__name__.lower(): one} for one in sources))
+        # `ChainMap` refers to the dictionaries, so that entries that are added to them later are found.
+        return ChainMap(
+            *(source if isinstance(source, dict) else {source.__name__.lower(): source} for source in sources)
+        )
 
     @property
     def synonyms(self) -> Mapping[str, str]:
@@ -81,12 +84,13 @@ class Menu(Mapping[str, Factory]):
     @property
     def shared_options(self) -> dict[str, Any]:
         """The options that every entry has and that the library handles, with their defaults."""
-        declared = () if self._shared_options is None else dataclasses.fields(_load(self._shared_options))
-        return {one.name: one.default for one in declared}
+        fields = () if self._shared_options is None else dataclasses.fields(_load(self._shared_options))
+        return {field.name: field.default for field in fields}
 
     def options(self, name: str) -> dict[str, Any]:
         """Return the options of an entry with their defaults, `inspect.Parameter.empty` where there is none."""
-        options = {key: one.default for key, one in _parameters(self[name]).items() if key not in self.reserved}
+        parameters = _parameters(self[name]).items()
+        options = {key: parameter.default for key, parameter in parameters if key not in self.reserved}
         from_data = dict.fromkeys((key for key in self.inferred_from_data if key in options), FROM_DATA)
         return {**options, **from_data, **self.shared_options}
 
@@ -148,8 +152,8 @@ MENUS: dict[str, Menu] = {
     "tracker": Menu("hypersphere.training.trackers:TRACKERS"),
 }
 
-# Options that are objects themselves, given by a mapping with a name and options. The name may be left out if the menu
-# has a single entry.
+# Options that are components themselves, given by a mapping with a name and options. The name may be left out if the
+# menu has a single entry.
 NESTED: dict[str, Menu] = {
     "angular": Menu("hypersphere.functions.angular:ANGULARS"),
     "magnitude": Menu("hypersphere.functions.magnitude:MAGNITUDES"),
@@ -197,12 +201,12 @@ def create(
     factory = find_factory(component, chosen, setting)
     parameters = dict(list(_parameters(factory).items())[len(arguments) :])
     options = _checked_options(component, factory, parameters, chosen, setting)
-    filled = {key: value for key, value in context.items() if key in parameters} | options
-    _require_complete(name, parameters, filled, setting)
+    keywords = {key: value for key, value in context.items() if key in parameters} | options
+    _require_complete(name, parameters, keywords, setting)
     if component.is_import_path:
-        return factory(*arguments, **filled)  # an error in foreign code keeps its traceback
+        return factory(*arguments, **keywords)  # an error in foreign code keeps its traceback
     try:
-        return factory(*arguments, **filled)
+        return factory(*arguments, **keywords)
     except TypeError as error:
         raise ValueError(f"{setting} {name!r} does not accept {options}: {error}") from error
 
@@ -210,8 +214,8 @@ def create(
 def check_components(config: Config) -> None:
     """Check names and options of all components of a config against their signatures, without building anything.
 
-    Foreign code and models of other libraries are not imported, and the values of options that are not plain types are
-    checked when the components are created.
+    Foreign code and models of other libraries are not imported. Values that are not of plain types are checked when the
+    components are created.
 
     Raises:
         ValueError: as `create`.
@@ -224,20 +228,20 @@ def check_components(config: Config) -> None:
     for prefix, part in (("", config), ("validation.", config.validation)):
         for key, name in menus_of(type(part)).items():
             value = getattr(part, key)
-            for at, one in enumerate(value if isinstance(value, tuple) else [value]):
-                setting = f"{prefix}{key}.{at}" if isinstance(value, tuple) else f"{prefix}{key}"
-                _check_component(one, MENUS[name], setting)
+            for index, component in enumerate(value if isinstance(value, tuple) else [value]):
+                setting = f"{prefix}{key}.{index}" if isinstance(value, tuple) else f"{prefix}{key}"
+                _check_component(component, MENUS[name], setting)
 
 
 def _check_component(component: Component, menu: Menu, setting: str) -> None:
-    is_of_library = menu.library is not None and component.name.partition(":")[0] in LIBRARIES
-    # The model "auto" is replaced by another one that fits the data; `resolve` refuses options of it.
-    if is_of_library or component.is_import_path or component.name == "auto":
+    is_from_library = menu.library is not None and component.name.partition(":")[0] in LIBRARIES
+    # `build.resolve` replaces the model "auto" by one that fits the data, and refuses options for it.
+    if is_from_library or component.is_import_path or component.name == "auto":
         return
     if menu.shared_options:
         component, _ = menu.split(component)
     factory = find_factory(component, menu, setting)
-    parameters = {key: one for key, one in _parameters(factory).items() if key not in menu.reserved}
+    parameters = {key: value for key, value in _parameters(factory).items() if key not in menu.reserved}
     options = _checked_options(component, factory, parameters, menu, setting)
     _require_complete(component.name, parameters, {**dict.fromkeys(menu.inferred_from_data), **options}, setting)
 
@@ -246,36 +250,36 @@ def _checked_options(
     component: Component, factory: Factory, parameters: Mapping[str, Parameter], menu: Menu, setting: str
 ) -> dict[str, Any]:
     """Return the options of a component as the objects that its factory takes; see `create` for errors."""
-    # A foreign callable that takes `**` takes any option.
-    takes_all = component.is_import_path and _takes_all(factory)
+    takes_any = component.is_import_path and _takes_any_option(factory)
     options = {}
     for key, value in component.options.items():
-        if key in menu.reserved or not (key in parameters or takes_all):
-            known = [one for one in parameters if one not in menu.reserved]
-            raise ValueError(_unknown_option(setting, key, component.name, [*known, *menu.shared_options], menu))
+        if key in menu.reserved or not (key in parameters or takes_any):
+            accepted = [name for name in parameters if name not in menu.reserved]
+            raise ValueError(_unknown_option(setting, key, component.name, [*accepted, *menu.shared_options], menu))
         annotation = parameters[key].annotation if key in parameters else Parameter.empty
         nested = NESTED.get(key) if isinstance(value, Mapping) else None
-        # A foreign component may have an option of this name with another meaning.
+        # Foreign code may have an option of the same name that is a plain mapping.
         if nested is not None and component.is_import_path and not _names_entry(value, nested):
             nested = None
-        options[key] = _value(f"{setting}.{key}", value, annotation, nested)
+        options[key] = _converted_value(f"{setting}.{key}", value, annotation, nested)
     return options
 
 
 def _names_entry(value: Mapping[str, Any], menu: Menu) -> bool:
+    """Return True if a mapping has the name of an entry of a menu, or an import path."""
     name = value.get("name")
     return isinstance(name, str) and (name in menu or Component(name).is_import_path)
 
 
-def _require_complete(name: str, parameters: Mapping[str, Parameter], filled: Mapping[str, Any], setting: str) -> None:
-    """Raise a `ValueError` that names the first parameter without a value."""
+def _require_complete(name: str, parameters: Mapping[str, Parameter], given: Mapping[str, Any], setting: str) -> None:
+    """Raise a `ValueError` that names the first parameter without a value or default."""
     for key, parameter in parameters.items():
-        if parameter.default is Parameter.empty and key not in filled:
+        if parameter.default is Parameter.empty and key not in given:
             raise ValueError(f"{setting}.{key} is required for {name}")
 
 
 def find_factory(component: Component, menu: Menu, setting: str) -> Factory:
-    """Return the factory that a component names, from the menu or imported; see `create`."""
+    """Return the factory that a component names, from the menu or imported; errors as in `create`."""
     name = component.name
     if not component.is_import_path:
         if name not in menu:
@@ -290,22 +294,22 @@ def find_factory(component: Component, menu: Menu, setting: str) -> Factory:
     try:
         scope = importlib.import_module(module)
     except (ImportError, AttributeError) as error:
-        where = f"run the command in the folder of {module.partition('.')[0]!r} or set PYTHONPATH"
-        raise ValueError(f"{setting} {name!r} cannot be imported: {error}; {where}") from error
+        advice = f"run the command in the folder of {module.partition('.')[0]!r} or set PYTHONPATH"
+        raise ValueError(f"{setting} {name!r} cannot be imported: {error}; {advice}") from error
     first = attribute.partition(".")[0]
     if not hasattr(scope, first):
-        near = nearest_name(first, [one for one, value in vars(scope).items() if callable(value)])
+        near = nearest_name(first, [key for key, value in vars(scope).items() if callable(value)])
         raise ValueError(f"{setting} {name!r} cannot be imported: {module} has no {first!r}{near}")
     try:
         factory = _load(name)
-    except AttributeError as error:  # an attribute of an attribute, such as the method of a class
+    except AttributeError as error:  # of a longer path, such as `module:Class.method`
         raise ValueError(f"{setting} {name!r} cannot be imported: {error}") from error
     require(callable(factory), setting, "an import path of a callable", name)
     return factory
 
 
 def foreign_code(config: Config) -> list[str]:
-    """Return the settings that name an import path; opening a run that has some needs `trust_code`.
+    """Return the settings that name an import path. A run with such settings is opened only with `trust_code`.
 
     >>> foreign_code(Config.of({"model": "my_module:Net", "head": "arcface"}))
     ['model my_module:Net']
@@ -323,7 +327,7 @@ def foreign_code(config: Config) -> list[str]:
 
 
 def require_trust(config: Config, trust_code: bool, owner: object) -> None:
-    """Raise a `ValueError` if a config names import paths and `trust_code` is False; nothing is imported before."""
+    """Raise a `ValueError` if a config names import paths and `trust_code` is False, before anything is imported."""
     foreign = foreign_code(config)
     if foreign and not trust_code:
         reason = "which is imported only with trust_code=True"
@@ -344,13 +348,15 @@ def complete_settings(config: Config) -> dict[str, Any]:
         if value["name"] not in MENUS[menu]:
             return value  # foreign code and other libraries' models are not imported to look at their defaults
         options = MENUS[menu].options(value["name"])
-        defaults = {key: one for key, one in options.items() if one is not Parameter.empty and one != FROM_DATA}
+        defaults = {
+            key: default for key, default in options.items() if default is not Parameter.empty and default != FROM_DATA
+        }
         return {"name": value["name"], **json.loads(json.dumps(defaults, default=_text_of)), **value}
 
     settings = config.settings()
-    for kind, place in ((Config, settings), (Validation, settings["validation"])):
-        for key, menu in menus_of(kind).items():
-            place[key] = complete(place[key], menu)
+    for group, values in ((Config, settings), (Validation, settings["validation"])):
+        for key, menu in menus_of(group).items():
+            values[key] = complete(values[key], menu)
     return settings
 
 
@@ -364,20 +370,22 @@ def _load(path: str) -> Any:
 
 
 def _parameters(factory: Factory) -> dict[str, Parameter]:
-    """Return the named parameters of a factory."""
+    """Return the named parameters of a factory, including the options of presets of heads."""
     named = named_parameters(factory)
-    if any(one.annotation == "Unpack[HeadOptions]" for one in inspect.signature(factory).parameters.values()):
+    if any(value.annotation == "Unpack[HeadOptions]" for value in inspect.signature(factory).parameters.values()):
         heads: Any = importlib.import_module("hypersphere.heads")
         head_parameters = inspect.signature(heads.AngularHead).parameters
         named |= {key: head_parameters[key] for key in heads.HeadOptions.__annotations__}
     return named
 
 
-def _takes_all(factory: Factory) -> bool:
+def _takes_any_option(factory: Factory) -> bool:
+    """Return True if a factory has a parameter `**options`."""
     return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(factory).parameters.values())
 
 
 def _unknown_option(setting: str, option: str, name: str, accepted: list[str], menu: Menu) -> str:
+    """Return the message about an unknown option of the entry `name`."""
     if not accepted:
         return f"{setting}.{option} is not an option of {name}, which takes no options"
     accepted = list(dict.fromkeys(accepted))
@@ -385,11 +393,11 @@ def _unknown_option(setting: str, option: str, name: str, accepted: list[str], m
     return f"{setting}.{option} is not an option of {name}{near} Options: {', '.join(accepted)}"
 
 
-_PLAIN = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "text", "None": "null"}
+_PLAIN_TYPES = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "text", "None": "null"}
 
 
-def _value(setting: str, value: Any, annotation: Any, nested: Menu | None = None) -> Any:
-    """Return a value of a config as the object that a parameter takes; check it if its annotation is a plain type.
+def _converted_value(setting: str, value: Any, annotation: Any, nested: Menu | None = None) -> Any:
+    """Convert a value of a config to what a parameter takes; check its type if the annotation is a plain type.
 
     Args:
         setting: its name, for messages.
@@ -400,27 +408,27 @@ def _value(setting: str, value: Any, annotation: Any, nested: Menu | None = None
     if nested is not None:
         name = value.get("name", next(iter(nested)) if len(nested) == 1 else None)
         require(isinstance(name, str), setting, "a mapping with a name and options", value)
-        options = {key: one for key, one in value.items() if key != "name"}
+        options = {key: option for key, option in value.items() if key != "name"}
         return create(Component(name, options), nested, setting=setting)
-    kinds = _kinds(annotation)
-    if "Tensor" in kinds and (isinstance(value, list) or kinds <= {"Tensor", "None"}):
+    type_names = _type_names(annotation)
+    if "Tensor" in type_names and (isinstance(value, list) or type_names <= {"Tensor", "None"}):
         return None if value is None else _tensor(setting, value)
-    plain = [kind for kind in _PLAIN if kind in kinds]
-    if kinds and kinds <= {*_PLAIN, "Tensor"}:
-        if isinstance(value, bool) and "bool" not in kinds and "str" in kinds:
-            return json.dumps(value)  # a text such as gradient: true, which YAML and JSON read as a boolean
-        fits = type(value).__name__ in kinds or (value is None and "None" in kinds)
-        fits |= type(value) is int and "float" in kinds
-        require(fits, setting, " or ".join(_PLAIN[kind] for kind in plain), value)
+    plain = [kind for kind in _PLAIN_TYPES if kind in type_names]
+    if type_names and type_names <= {*_PLAIN_TYPES, "Tensor"}:
+        if isinstance(value, bool) and "bool" not in type_names and "str" in type_names:
+            return json.dumps(value)  # YAML and JSON read the text `true` as a boolean
+        fits = type(value).__name__ in type_names or (value is None and "None" in type_names)
+        fits |= type(value) is int and "float" in type_names
+        require(fits, setting, " or ".join(_PLAIN_TYPES[kind] for kind in plain), value)
         too_large = type(value) is int and abs(value) >= 2**63
         require(not too_large, setting, "an integer of at most 64 bits", value)
     return tuple(value) if isinstance(value, list) else value
 
 
-def _kinds(annotation: Any) -> set[str]:
+def _type_names(annotation: Any) -> set[str]:
     """Return the names of the types in an annotation, which may be text.
 
-    >>> sorted(_kinds("float | None")), _kinds(int), sorted(_kinds(str | None))
+    >>> sorted(_type_names("float | None")), _type_names(int), sorted(_type_names(str | None))
     (['None', 'float'], {'int'}, ['None', 'str'])
     """
     if isinstance(annotation, str):
@@ -432,8 +440,8 @@ def _kinds(annotation: Any) -> set[str]:
 def _tensor(setting: str, value: Any) -> Any:
     import torch
 
-    numbers = isinstance(value, list) and all(type(one) in (int, float) for one in value)
-    require(numbers, setting, "a list of numbers", value)
+    is_numbers = isinstance(value, list) and all(type(number) in (int, float) for number in value)
+    require(is_numbers, setting, "a list of numbers", value)
     return torch.tensor(value, dtype=torch.float32)
 
 

@@ -1,7 +1,7 @@
 """The settings of an experiment as typed dataclasses, each setting declared once.
 
-Command-line options, YAML and JSON files, `--set`, `hypersphere list`, `--dry-run` and the documentation are derived
-from the fields declared here: name, type, default, help text and accepted values.
+A field declares name, type, default, help text and accepted values. Command-line options, the reader of settings files,
+`--set`, `hypersphere list`, `--dry-run` and the documentation are derived from them.
 
 A `Config` has two equivalent forms: the dataclass, and a tree of plain mappings, lists and numbers that can be written
 as JSON. Patches (settings files, command-line options, rows of a recipe) are partial trees; `merge` applies them.
@@ -50,11 +50,12 @@ class Component:
 
 
 CONFIG = "config.json"  # the file with the settings in the folder of a run
-MAX_PATH_DEPTH = 8  # names in a path
-FLOAT32_MAX = 3.4028234663852886e38  # the largest number of float32
+MAX_PATH_DEPTH = 8  # largest number of names in a dotted path
+FLOAT32_MAX = 3.4028234663852886e38  # `torch.finfo(torch.float32).max`, without importing torch
 _COMPARISONS = {">=": operator.ge, ">": operator.gt, "<": operator.lt}
 LIBRARIES = ("timm", "torchvision", "hf")  # prefixes such as `timm:` choose a library, not a module to import
-DATA_PATHS = {"image_list": ("images", "validation"), "shards": ("validation",)}  # in addition to `path` and `pairs`
+# Options of data sets that are paths, in addition to `path` and `pairs`.
+DATA_PATHS = {"image_list": ("images", "validation"), "shards": ("validation",)}
 
 
 def _setting(
@@ -75,8 +76,8 @@ def _setting(
         help: one sentence for `--help`, `hypersphere list` and the documentation.
         choices: accepted texts.
         least: smallest accepted number.
-        above, below: bounds of accepted numbers that are not accepted themselves.
-        may_change: whether a resumed run may change the setting, because steps that were taken do not depend on it.
+        above, below: exclusive bounds of accepted numbers.
+        may_change: True if a resumed run may change the setting, because it has no effect on the steps already taken.
         menu: name of the menu of a component, see `hypersphere.training.components.MENUS`.
     """
     bounds = {sign: bound for sign, bound in ((">=", least), (">", above), ("<", below)) if bound is not None}
@@ -114,7 +115,7 @@ class Validation:
 
     protocols: tuple[Component, ...] = _setting(
         (),
-        "Protocols on held-out data; by default accuracy if the classes are known, else verification.",
+        "Protocols on held-out data; by default accuracy if the classes are those of training, else verification.",
         menu="validation",
         may_change=True,
     )
@@ -154,7 +155,7 @@ class Config:
         ValueError: epoch is not a setting; did you mean epochs?
     """
 
-    # What is learned from.
+    # The data.
     data: Component = _component("digits", "Training and validation data.", "data")
     selection: float = _setting(
         0.0,
@@ -170,18 +171,18 @@ class Config:
     workers: int = _setting(0, "Worker processes that read and decode data.", least=0, may_change=True)
     broken_files: str = _setting("error", "What to do with a file that cannot be decoded.", choices=("error", "skip"))
 
-    # What is trained.
+    # The model and the loss.
     model: Component = _component("auto", "Model that maps inputs to features; auto fits the data.", "model")
     embedding: Embedding = _setting(Embedding(), "How features become an embedding.")
     init: Component = _component("default", "Initialisation of linear and convolution layers.", "init")
-    freeze: tuple[str, ...] = _setting((), "Patterns of parameter names that are not trained, such as `body.stem.*`.")
+    freeze: tuple[str, ...] = _setting((), "Patterns of the names of parameters to freeze, such as `body.stem.*`.")
     operator: Component = _component("none", "Operator of the layers: decoupled, SphereNorm or none.", "operator")
     head: Component = _component("softmax", "Loss and classifier.", "head")
     regularizers: tuple[Component, ...] = _setting((), "Terms added to the loss.", menu="regularizer")
-    rotation: Component = _component("none", "Training by rotation.", "rotation")
-    adversarial: Component = _component("none", "Adversarial training.", "adversarial")
+    rotation: Component = _component("none", "Rotations that are trained in place of the weights.", "rotation")
+    adversarial: Component = _component("none", "Attack of adversarial training.", "adversarial")
 
-    # How it is trained.
+    # The training.
     optimizer: Component = _component("adamw", "Optimiser.", "optimizer", lr=3e-3, weight_decay=1e-4)
     schedule: Component = _component("one_cycle", "Schedule of the learning rate.", "schedule")
     epochs: int | None = _setting(
@@ -191,7 +192,7 @@ class Config:
     batch_size: int = _setting(64, "Examples per batch, over all processes.", least=1)
     accumulate: int = _setting(1, "Batches per optimiser step.", least=1)
     precision: str = _setting("float32", "Precision of the model.", choices=("float32", "bfloat16", "float16"))
-    clip: float | None = _setting(None, "Largest norm of the gradient.", above=0)
+    clip: float | None = _setting(None, "Largest norm of the gradient; a larger one is scaled down.", above=0)
     ema: float | None = _setting(
         None, "Decay of the exponential moving average of the weights, such as 0.999.", least=0, below=1
     )
@@ -204,10 +205,10 @@ class Config:
     sync_batch_norm: bool = _setting(False, "Compute BatchNorm statistics over all processes.")
     seed: int = _setting(0, "Seed for all random number generators.", least=0)
 
-    # What is measured and kept.
+    # Measurements and files.
     validation: Validation = _setting(Validation(), "Validation during training.", may_change=True)
     trackers: tuple[Component, ...] = _setting(
-        (), "Where metrics also go: tensorboard, wandb.", menu="tracker", may_change=True
+        (), "Also send metrics to tensorboard or wandb.", menu="tracker", may_change=True
     )
     log_every: int = _setting(10, "Steps between two logged lines.", least=1, may_change=True)
     save_every: float = _setting(60.0, "Seconds between two checkpoints within an epoch.", least=0, may_change=True)
@@ -268,67 +269,68 @@ class Config:
 def with_absolute_paths(config: Config, *, data: bool = True) -> Config:
     """Return the config with absolute paths, so that it is valid in every working directory.
 
-    These are the paths of the data, unless `data` is False because they are relative to a data root, the files of pairs
-    of validation protocols, and the folder of a model `hf:FOLDER`. A text that is neither an existing path nor a
-    pattern, such as the name of a Hugging Face data set, is not changed.
+    These are the paths of the data (unless `data` is False, because they are relative to a data root), the files of
+    pairs of validation protocols, and the folder of a model `hf:FOLDER`. A text that is neither an existing path nor a
+    path with wildcards, such as the name of a Hugging Face data set, is not changed.
     """
     keys = ("path", "pairs", *DATA_PATHS.get(config.data.name, ())) if data else ()
-    protocols = tuple(_with_absolute(one, ("pairs",)) for one in config.validation.protocols)
+    protocols = tuple(_with_absolute(protocol, ("pairs",)) for protocol in config.validation.protocols)
     library, _, folder = config.model.name.partition(":")
     is_folder = library == "hf" and os.path.isdir(os.path.expanduser(folder))  # not a type such as `hf:vit`
     name = f"hf:{absolute_path(folder)}" if is_folder else config.model.name
     return dataclasses.replace(
         config,
-        data=_with_absolute(config.data, keys, patterns="*?{"),
+        data=_with_absolute(config.data, keys, wildcards="*?{"),
         model=Component(name, config.model.options),
         validation=dataclasses.replace(config.validation, protocols=protocols),
     )
 
 
-def _with_absolute(component: Component, keys: Sequence[str], *, patterns: str = "") -> Component:
+def _with_absolute(component: Component, keys: Sequence[str], *, wildcards: str = "") -> Component:
     """Return a component in which these options are absolute paths."""
     options = {
-        key: absolute_path(value, patterns) if key in keys and isinstance(value, str) else value
+        key: absolute_path(value, wildcards) if key in keys and isinstance(value, str) else value
         for key, value in component.options.items()
     }
     return Component(component.name, options)
 
 
-def absolute_path(text: str, patterns: str = "") -> str:
-    """Return the absolute form of an existing path, or of a path with a wildcard of `patterns`; otherwise the text.
+def absolute_path(text: str, wildcards: str = "") -> str:
+    """Return the absolute path if it exists or contains one of the characters `wildcards`; otherwise the text.
 
     >>> absolute_path("/./"), absolute_path("no such file"), absolute_path("")
     ('/', 'no such file', '')
     """
-    place = os.path.expanduser(text)
-    return os.path.realpath(place) if os.path.exists(place) or any(one in place for one in patterns) else text
+    path = os.path.expanduser(text)
+    is_path = os.path.exists(path) or any(character in path for character in wildcards)
+    return os.path.realpath(path) if is_path else text
 
 
 def settings_of(value: Any) -> Any:
-    """Return a config, or a part of one, as plain data."""
+    """Return a config, or a part of it, as plain data."""
     if isinstance(value, Component):
         return {"name": value.name, **settings_of(value.options)}
     if dataclasses.is_dataclass(value):
-        return {one.name: settings_of(getattr(value, one.name)) for one in dataclasses.fields(value)}
+        return {setting.name: settings_of(getattr(value, setting.name)) for setting in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {key: settings_of(item) for key, item in value.items()}
     return [settings_of(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _changes(value: Any, default: Any) -> dict[str, Any]:
-    """Return the settings of a dataclass that differ from those of another one, as plain data."""
+    """Return the settings of a dataclass that differ from those of `default`, as plain data."""
     changed = {}
-    for one in dataclasses.fields(value):
-        new, old = getattr(value, one.name), getattr(default, one.name)
+    for setting in dataclasses.fields(value):
+        new, old = getattr(value, setting.name), getattr(default, setting.name)
         if new != old:
             is_group = isinstance(new, Embedding | Validation)
-            changed[one.name] = _changes(new, old) if is_group else settings_of(new)
+            changed[setting.name] = _changes(new, old) if is_group else settings_of(new)
     return changed
 
 
-def menus_of(kind: type) -> dict[str, str]:
+def menus_of(group: type) -> dict[str, str]:
     """Return the settings of a dataclass that are components, with the name of the menu of each."""
-    return {one.name: one.metadata["menu"] for one in dataclasses.fields(kind) if one.metadata["menu"]}
+    return {setting.name: setting.metadata["menu"] for setting in dataclasses.fields(group) if setting.metadata["menu"]}
 
 
 def merge(base: Mapping[str, Any], *patches: Mapping[str, Any]) -> dict[str, Any]:
@@ -351,8 +353,8 @@ def merge(base: Mapping[str, Any], *patches: Mapping[str, Any]) -> dict[str, Any
 def set_path(settings: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     """Return the settings with one changed, addressed by a dotted path.
 
-    Items of a list are addressed by their position or by the name of a component; a name that is not in the list and
-    the position after the last one add an item.
+    Items of a list are addressed by their position or by the name of a component. A new name, or the position after the
+    last one, adds an item.
 
     >>> set_path({"regularizers": [{"name": "mhe"}]}, "regularizers.mhe.power", 1)
     {'regularizers': [{'name': 'mhe', 'power': 1}]}
@@ -367,21 +369,22 @@ def set_path(settings: Mapping[str, Any], path: str, value: Any) -> dict[str, An
     return _set(_plain(settings, "settings"), keys, value, path)
 
 
-def _set(place: Any, keys: Sequence[str], value: Any, path: str) -> Any:
-    """Return `place` with the setting at `keys` replaced."""
+def _set(settings: Any, keys: Sequence[str], value: Any, path: str) -> Any:
+    """Return `settings`, which may be any part of the tree, with the setting at `keys` replaced."""
     if not keys:
-        return _merge(place, value)
+        return _merge(settings, value)
     key, *rest = keys
-    if isinstance(place, list):
-        names = [item.get("name") if isinstance(item, dict) else item for item in place]
-        at = int(key) if key.isdecimal() else names.index(key) if key in names else len(place)
-        require(at <= len(place), path, f"a path with a position of at most {len(place)} in the list", key)
-        inner = place[at] if at < len(place) else {} if key.isdecimal() else {"name": key}
-        # `augment.mirror` without a value, which means true, adds the component.
-        changed = inner if value is True and not rest else _set(inner, rest, value, path)
-        return [*place[:at], changed, *place[at + 1 :]]
-    # A component may be given by its name; anything else that has no parts is replaced.
-    mapping = {"name": place} if isinstance(place, str) else place if isinstance(place, dict) else {}
+    if isinstance(settings, list):
+        names = [item.get("name") if isinstance(item, dict) else item for item in settings]
+        position = int(key) if key.isdecimal() else names.index(key) if key in names else len(settings)
+        accepted = f"a path with a position of at most {len(settings)} in the list"
+        require(position <= len(settings), path, accepted, key)
+        item = settings[position] if position < len(settings) else {} if key.isdecimal() else {"name": key}
+        # `--augment.mirror` without a value has the value true; it adds the component.
+        changed = item if value is True and not rest else _set(item, rest, value, path)
+        return [*settings[:position], changed, *settings[position + 1 :]]
+    # A component may be given by its name. Other values that have no parts are replaced.
+    mapping = {"name": settings} if isinstance(settings, str) else settings if isinstance(settings, dict) else {}
     return {**mapping, key: _set(mapping.get(key), rest, value, path)}
 
 
@@ -398,6 +401,7 @@ def parse_value(text: str) -> Any:
 
 
 def _merge(base: Any, patch: Any) -> Any:
+    """Apply one patch to any part of the settings, see `merge`."""
     if isinstance(patch, str) and isinstance(base, dict) and "name" in base:
         patch = {"name": patch}
     if not (isinstance(base, dict) and isinstance(patch, dict)):
@@ -412,8 +416,9 @@ _types_of = functools.cache(get_type_hints)
 
 
 def _dataclass_of(cls: Any, settings: Any, prefix: str) -> Any:
+    """Return a dataclass of settings from plain data; `prefix` precedes the names of settings in messages."""
     require(isinstance(settings, Mapping), prefix.rstrip(".") or "settings", "a mapping of settings", settings)
-    declared = {one.name: one for one in dataclasses.fields(cls)}
+    declared = {setting.name: setting for setting in dataclasses.fields(cls)}
     kinds = _types_of(cls)
     values = {}
     for key, value in settings.items():
@@ -434,13 +439,15 @@ def _value_of(kind: Any, value: Any, name: str, rules: Mapping[str, Any]) -> Any
     if get_origin(kind) is tuple:
         # One component or pattern may be given without a list.
         items = value if isinstance(value, (list, tuple)) else [value]
-        return tuple(_value_of(get_args(kind)[0], item, f"{name}.{at}", rules) for at, item in enumerate(items))
+        item_kind = get_args(kind)[0]
+        return tuple(_value_of(item_kind, item, f"{name}.{index}", rules) for index, item in enumerate(items))
     optional = get_origin(kind) in (Union, types.UnionType)
     if optional and value is None:
         return None
     plain = next(part for part in get_args(kind) if part is not type(None)) if optional else kind
     accepted = _accepted(plain, rules) + (", or null" if optional else "")
-    if plain is float and type(value) is int and abs(value) < 2**1023:  # YAML reads 1 as an integer
+    # YAML reads 1 as an integer. Integers that may overflow in `float` are not converted, so that `fits` is False.
+    if plain is float and type(value) is int and abs(value) < 2**1023:
         value = float(value)
     fits = type(value) is plain
     fits = fits and (not rules["choices"] or value in rules["choices"])
@@ -453,15 +460,15 @@ def _value_of(kind: Any, value: Any, name: str, rules: Mapping[str, Any]) -> Any
 
 def _component_of(value: Any, name: str) -> Component:
     options = {"name": value} if isinstance(value, str) else value
-    named = isinstance(options, Mapping) and isinstance(options.get("name"), str) and options["name"]
-    require(bool(named), name, "a name, or a mapping with a name and options", value)
+    has_name = isinstance(options, Mapping) and isinstance(options.get("name"), str) and options["name"]
+    require(bool(has_name), name, "a name, or a mapping with a name and options", value)
     plain = _plain(options, name)
     _require_float32(plain, name)
     return Component(plain.pop("name"), plain)
 
 
 def _require_float32(value: Any, name: str) -> None:
-    """Raise a `ValueError` if a number in the options of a component overflows in the precision of training."""
+    """Raise a `ValueError` that names the option if a number in options of a component overflows in float32."""
     if isinstance(value, float):
         require(abs(value) <= FLOAT32_MAX, name, f"a number of at most {FLOAT32_MAX:g}, the largest of float32", value)
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
@@ -469,6 +476,7 @@ def _require_float32(value: Any, name: str) -> None:
 
 
 def _accepted(kind: type, rules: Mapping[str, Any]) -> str:
+    """Return the accepted values of a setting in words, such as "an integer >= 1"."""
     if rules["choices"]:
         return f"one of {', '.join(rules['choices'])}"
     noun = {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]

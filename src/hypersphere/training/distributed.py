@@ -1,4 +1,4 @@
-"""Training in several processes: each computes a part of every batch, and all take the step of the full batch.
+"""Train in several processes: each computes a part of every batch, and all take the step of the full batch.
 
 The loader of each process yields its part of a batch. Features are gathered before the head, so that the loss is that
 of the full batch for every head, including those that couple the samples of a batch. Without `models.sync_batch_norm_`,
@@ -54,7 +54,7 @@ class Parallel(nn.Module):
         )
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Map inputs to features in this process, without communication between heads."""
+        """Map inputs to features, without gathering those of other processes."""
         return self.objective.features(inputs)
 
     def loss_denominator(self, labels: Tensor) -> float | Tensor:
@@ -66,8 +66,8 @@ class Parallel(nn.Module):
         self, inputs: Tensor, labels: Tensor, share: float | Tensor | None = None, regularize: bool = True
     ) -> Tensor:
         """Return the loss of the full batch; `share` and `regularize` as in `Objective`."""
-        # Every process draws the same seed from its global generator, so that the generators stay equal. Dropout then
-        # uses another seed in each process: equal masks for all parts of a batch would not be those of a full batch.
+        # Every process draws the same seed from its global generator, so that the generators stay equal. Dropout must
+        # use another seed in each process: with equal seeds, the rows of different parts would have equal masks.
         seed = int(torch.randint(2**62, ()))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + self.processes.rank)
@@ -89,18 +89,19 @@ class _GatheredHead(nn.Module):
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         # Parts of a batch may differ in size.
         counts = torch.stack(self.processes.all_gather(torch.tensor(len(features), device=features.device))).tolist()
-        everything = self.processes.gather_rows(features, counts, self.processes.size)
-        return self.head(everything, self.processes.concatenate_rows(labels, counts))
+        all_features = self.processes.gather_rows(features, counts, self.processes.size)
+        return self.head(all_features, self.processes.concatenate_rows(labels, counts))
 
 
 class SharedGradScaler(torch.amp.GradScaler):
-    """Loss scaling that skips a step in all processes if gradients overflow in one, as in one part of a divided head.
+    """Loss scaling that skips a step in all processes if gradients overflow in one of them.
 
-    The processes would otherwise have different weights and different scales.
+    Gradients may overflow in one process only, for example in its part of a sharded head. A step in the others would
+    leave the processes with different weights and scales.
     """
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Scale the gradients of an optimiser back, and look for overflows in all processes."""
+        """Unscale the gradients of an optimiser, and share whether they overflowed with all processes."""
         super().unscale_(optimizer)
         for overflows in self._found_inf_per_device(optimizer).values():
             Processes().all_reduce_(overflows)
@@ -109,7 +110,7 @@ class SharedGradScaler(torch.amp.GradScaler):
 def shard_network_(network: nn.Module) -> None:
     """Divide the parameters of a network among processes (FSDP2), block by block, in place.
 
-    Blocks are the items of lists of modules of one class, such as the layers of a transformer.
+    Blocks are the items of a `ModuleList` or `Sequential` if all are of one class, such as the layers of a transformer.
     """
     from torch.distributed.fsdp import fully_shard
 

@@ -27,7 +27,8 @@ __all__ = ["Epoch", "Progress", "embed", "fit", "minimize", "predict"]
 
 ADVICE = "a smaller learning rate may help"
 FIRST_ADVICE = "no step was taken yet, so check the inputs and the options of head and regularisers"
-SMALLEST_SCALE = 1e-3  # of the loss in float16; the scale starts at 65,536 and is halved at each skipped step
+# Training has diverged if the loss scale of float16 is below this. It starts at 65,536; each skipped step halves it.
+SMALLEST_SCALE = 1e-3
 
 Batch = tuple[Tensor, Tensor]
 
@@ -43,7 +44,7 @@ class Epoch:
 
 @dataclass
 class Progress:
-    """The state of training. Losses stay on the device until somebody reads them.
+    """The state of training. Losses stay on the device until they are read.
 
     Attributes:
         epoch: number of completed epochs.
@@ -65,10 +66,10 @@ class Progress:
     loss: float | Tensor = math.nan
 
     def count_step(self, loss: float | Tensor, batches: int, rows: int) -> None:
-        """Count a step on some batches with a number of rows."""
+        """Count a step whose batches have `rows` examples in total."""
         # The losses of an epoch are summed in float64, which MPS does not have.
-        wide = loss.double() if isinstance(loss, Tensor) and loss.device.type != "mps" else loss
-        self.loss, self.total = loss, self.total + wide * rows
+        double = loss.double() if isinstance(loss, Tensor) and loss.device.type != "mps" else loss
+        self.loss, self.total = loss, self.total + double * rows
         self.step, self.seen = self.step + 1, self.seen + rows
         self.batches, self.position = self.batches + batches, self.position + batches
 
@@ -163,7 +164,7 @@ def minimize(
     Args:
         objective: an `Objective`, possibly wrapped in `Parallel` or DDP, or compiled. If it defines `features`,
             non-finite features are reported as divergence rather than as invalid input.
-        data: iterated once per epoch.
+        data: yields (inputs, labels); iterated once per epoch.
         optimizer: an optimiser, or several that step together (`hypersphere.optim.Optimizers`).
         epochs: number of epochs; None if `steps` ends training.
         steps: number of optimiser steps.
@@ -179,6 +180,12 @@ def minimize(
         on_epoch: called after each epoch, and when `steps` ends training within one.
         progress: state from which to continue; the first pass over `data` must then yield the rest of the current
             epoch.
+
+    Returns:
+        One `Epoch` per epoch that ended in this call.
+
+    Raises:
+        FloatingPointError, ValueError: as `fit`, apart from the check of the parameters of the head.
     """
     progress = progress or Progress()
     # If `steps` ended training with the last batch of an epoch, the first pass after resuming has no batches left.
@@ -201,7 +208,7 @@ def minimize(
             loss = _backward(objective, batches, scaler, progress, check=check)
             _step(optimizer, clip, scaler)
             if check and scaler is not None and scaler.get_scale() < SMALLEST_SCALE:
-                reason = "the gradients overflow in float16 at every step, so none was taken"
+                reason = "the gradients overflow in float16 at every step, so no step is taken"
                 raise FloatingPointError(f"training diverged in epoch {progress.epoch + 1}: {reason}; {ADVICE}")
             if scheduler is not None:
                 scheduler.step()
@@ -224,8 +231,8 @@ def minimize(
 def _groups(data: Any, accumulate: int, done: int) -> Iterator[list[Batch]]:
     """Yield the batches of each step of a pass over the data, of which `done` batches were used before.
 
-    A last group that is incomplete must not ask for another batch: a request past the end resets the position of the
-    loader, and the checkpoint after the step would have the wrong position.
+    The last group may be incomplete. It must not request another batch: a request past the end resets the position of
+    the loader, and the checkpoint after the step would have the wrong position.
     """
     batches = iter(data)
     left = len(data) - done if accumulate > 1 and hasattr(data, "__len__") else 0
@@ -237,14 +244,14 @@ def _groups(data: Any, accumulate: int, done: int) -> Iterator[list[Batch]]:
 def _pair(batch: Any) -> Batch:
     """Return a batch; raise a `ValueError` unless it is a pair of inputs and labels.
 
-    A tensor of two rows could be unpacked, too.
+    Unpacking alone would also accept a tensor with two rows.
     """
     is_sequence = isinstance(batch, (tuple, list))
     if is_sequence and len(batch) == 2 and isinstance(batch[1], Tensor):
         return batch[0], batch[1]
-    kinds = ", ".join(type(one).__name__ for one in batch[:3]) if is_sequence else ""
-    found = f"a {type(batch).__name__}" + (f" of length {len(batch)} ({kinds})" if is_sequence else "")
-    raise ValueError(f"data must yield (inputs, labels) with labels as a tensor, not {found}")
+    kinds = ", ".join(type(item).__name__ for item in batch[:3]) if is_sequence else ""
+    received = f"a {type(batch).__name__}" + (f" of length {len(batch)} ({kinds})" if is_sequence else "")
+    raise ValueError(f"data must yield (inputs, labels) with labels as a tensor, not {received}")
 
 
 def _backward(
@@ -258,16 +265,17 @@ def _backward(
     """Accumulate the gradients of one optimiser step and return its mean loss as a device tensor."""
     epoch, advice = progress.epoch + 1, ADVICE if progress.step > 0 else FIRST_ADVICE
     total = torch.zeros(())
-    inner: Any = _unwrapped(objective)
-    denominators = [inner.loss_denominator(y) for _, y in batches] if len(batches) > 1 else []
-    for place, (x, y) in enumerate(batches):
+    unwrapped: Any = _unwrapped(objective)
+    denominators = [unwrapped.loss_denominator(y) for _, y in batches] if len(batches) > 1 else []
+    for index, (x, y) in enumerate(batches):
         try:
             if len(batches) == 1:
                 loss = objective(x, y)
-            else:  # regularisers do not depend on the batch: once per step
-                loss = objective(x, y, share=denominators[place] / sum(denominators), regularize=place == 0)
+            else:  # regularisers do not depend on the batch, so they are added once per step
+                loss = objective(x, y, share=denominators[index] / sum(denominators), regularize=index == 0)
         except ValueError as error:
-            # Scores overflow when training diverges, also while features and parameters are still finite.
+            # Scores may overflow although features and parameters are still finite. Other errors are divergence only if
+            # the inputs are finite, but not the features or parameters.
             overflowed = isinstance(error, NonFiniteScoresError) and _finite(x)
             if not overflowed and (not _finite(x) or _is_finite_on(objective, x)):
                 raise
@@ -276,23 +284,23 @@ def _backward(
         if check and not math.isfinite(loss.detach()):
             raise FloatingPointError(f"the loss became {float(loss.detach())} in epoch {epoch}; {advice}")
         (loss if scaler is None else scaler.scale(loss)).backward()
-        total = loss.detach() if place == 0 else total + loss.detach()
+        total = loss.detach() if index == 0 else total + loss.detach()
     return total
 
 
 def _step(optimizer: Any, clip: float | None, scaler: torch.amp.GradScaler | None) -> None:
-    """Scale gradients back, clip them, and update the parameters."""
+    """Unscale the gradients, clip them, and update the parameters."""
     optimizers = _optimizers(optimizer)
     if scaler is not None:
-        for one in optimizers:
-            scaler.unscale_(one)  # before clipping, which needs the true norm
+        for opt in optimizers:
+            scaler.unscale_(opt)  # before clipping, which needs the true norm
     if clip is not None:
-        nn.utils.clip_grad_norm_([p for one in optimizers for group in one.param_groups for p in group["params"]], clip)
+        nn.utils.clip_grad_norm_([p for opt in optimizers for group in opt.param_groups for p in group["params"]], clip)
     if scaler is None:
         optimizer.step()
     else:
-        for one in optimizers:
-            scaler.step(one)
+        for opt in optimizers:
+            scaler.step(opt)
         scaler.update()
 
 
@@ -305,7 +313,7 @@ def _finite(*tensors: Tensor) -> bool:
 
 
 def _unwrapped(objective: nn.Module) -> nn.Module:
-    """Return the module inside DDP, which does not forward methods."""
+    """Return the module inside DDP, which hides its methods."""
     return objective.module if isinstance(objective, DistributedDataParallel) else objective
 
 
@@ -319,8 +327,8 @@ def _is_finite_on(objective: nn.Module, x: Tensor) -> bool:
 def _require_parameters(optimizer: Any, head: nn.Module) -> None:
     """Raise a `ValueError` if an optimiser lacks parameters of the head, which would then never learn."""
     optimizers = _optimizers(optimizer)
-    if all(hasattr(one, "param_groups") for one in optimizers):
-        updated = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    if all(hasattr(opt, "param_groups") for opt in optimizers):
+        updated = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}
         missing = [name for name, p in head.named_parameters() if p.requires_grad and id(p) not in updated]
         if missing:
             names = ", ".join(missing)
@@ -331,7 +339,7 @@ def _require_parameters(optimizer: Any, head: nn.Module) -> None:
 def embed(
     model: Callable[[Tensor], Tensor], data: Iterable[Batch]
 ) -> tuple[Float[Tensor, " samples *dim"], Shaped[Tensor, " samples"]]:
-    """Return the features (N, d) and labels (N,) of all data, computed with the model in evaluation mode."""
+    """Return the features (N, d) and labels (N,) of all batches, computed with the model in evaluation mode."""
     with evaluation_mode(model), parametrize.cached():
         parts = [(model(x), y) for x, y in map(_pair, data)]
     require(bool(parts), "data", "an iterable with at least one batch", data)

@@ -1,4 +1,4 @@
-"""Build the model of an experiment for its data, with the operator of its layers."""
+"""Build the model of an experiment for the shape of its data, and apply the operator to its layers."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from hypersphere.training.config import Component, Config, Embedding
 
 __all__ = ["NETWORKS", "OPERATORS", "Operator", "OperatorOptions", "build_body"]
 
+# The factories of normalisation layers: for vectors, and for images.
 NORMS: dict[str, tuple[Callable[[int], nn.Module] | None, Callable[[int], nn.Module] | None]] = {
     "batch": (nn.BatchNorm1d, nn.BatchNorm2d),
     "group": (partial(nn.GroupNorm, 8), partial(nn.GroupNorm, 8)),
@@ -32,12 +33,13 @@ ACTIVATIONS: dict[str, Callable[[int], nn.Module] | None] = {
     "leaky_relu": models.leaky_relu,
     "none": None,
 }
+LAYER_CHOICES = ("convolutions", "spatial", "all")  # the layers that an operator converts
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def _auto() -> nn.Module:
     """A model that suits the shape of the data and the number of classes; shown before training."""
-    raise ValueError("the model auto can be built only for data")
+    raise ValueError("model.name must be resolved for the data before the model is built, not 'auto'")
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -98,8 +100,10 @@ def _sphere_norm(*, angular: str = "cosine", rescale: Any = "learned", storage: 
     return Operator(conv=conv)
 
 
-def _decoupled(entry: Callable[..., Any]) -> Callable[..., Operator]:
-    @accept_options_of(entry)
+def _decoupled(magnitude_type: Callable[..., Any]) -> Callable[..., Operator]:
+    """Return the menu entry of decoupled layers with a magnitude function."""
+
+    @accept_options_of(magnitude_type)
     def decoupled(
         *,
         angular: Any = "cosine",
@@ -113,32 +117,29 @@ def _decoupled(entry: Callable[..., Any]) -> Callable[..., Operator]:
         layers: str = "convolutions",
         **magnitude_options: Any,
     ) -> Operator:
-        require(layers in WHICH, "operator.layers", f"one of {', '.join(WHICH)}", layers)
+        require(layers in LAYER_CHOICES, "operator.layers", f"one of {', '.join(LAYER_CHOICES)}", layers)
         options = {"angular": angular, "weighting": weighting, "learn_k": learn_k, "learn_radius": learn_radius}
         options |= {"radius_norm": radius_norm, "momentum": momentum, "storage": storage, "scale": scale}
-        magnitude = entry(**magnitude_options)
+        magnitude = magnitude_type(**magnitude_options)
         return Operator(convert_=partial(_convert_, magnitude=magnitude, which=layers, options=options))
 
-    decoupled.__doc__ = entry.__doc__
+    decoupled.__doc__ = magnitude_type.__doc__
     return decoupled
 
 
-WHICH = ("convolutions", "spatial", "all")
-
-
 def _convert_(body: nn.Module, *, magnitude: Any, which: str, options: Mapping[str, Any]) -> None:
-    """Convert layers of a body to decoupled layers.
+    """Convert layers of a body to decoupled layers, in place.
 
     Args:
         which: "convolutions"; "spatial" for kernels larger than one pixel, which leaves out the projections of
-            shortcuts; "all" for linear layers, too. If there are no convolutions, the linear layers are converted.
+            shortcuts; "all" for linear layers, too. A body without convolutions has its linear layers converted.
     """
-    only = which != "all" and any(isinstance(module, _CONVOLUTIONS) for module in body.modules())
-    kinds = _CONVOLUTIONS if only else (*_CONVOLUTIONS, nn.Linear)
+    convolutions_only = which != "all" and any(isinstance(module, _CONVOLUTIONS) for module in body.modules())
+    converted = _CONVOLUTIONS if convolutions_only else (*_CONVOLUTIONS, nn.Linear)
 
     def is_chosen(name: str, module: nn.Module) -> bool:
         kernel = getattr(module, "kernel_size", ())
-        return isinstance(module, kinds) and not (which == "spatial" and all(side == 1 for side in kernel))
+        return isinstance(module, converted) and not (which == "spatial" and all(side == 1 for side in kernel))
 
     layers.convert_(body, magnitude=magnitude, **options, where=is_chosen)
 
@@ -146,7 +147,7 @@ def _convert_(body: nn.Module, *, magnitude: Any, which: str, options: Mapping[s
 OPERATORS: dict[str, Callable[..., Operator]] = {
     "none": _plain,
     "sphere_norm": _sphere_norm,
-    **{name: _decoupled(entry) for name, entry in MAGNITUDES.items()},
+    **{name: _decoupled(magnitude_type) for name, magnitude_type in MAGNITUDES.items()},
 }
 
 
@@ -154,10 +155,10 @@ OPERATORS: dict[str, Callable[..., Operator]] = {
 
 
 def build_body(config: Config, operator: Operator, shape: tuple[int, ...], graph: data.Graph | None) -> nn.Module:
-    """Return the model of a config for inputs of a shape, with a known dimension of its features.
+    """Return the model of a config for inputs of a shape. It has an attribute `feature_dim`.
 
     Sizes that the config does not set follow from the data. A model without `feature_dim`, or with settings in
-    `embedding`, becomes the backbone of an `Embedder`.
+    `embedding`, becomes the backbone of an `Embedder`, which has one.
     """
     component = config.model
     if component.name in NETWORKS:
@@ -172,7 +173,7 @@ def build_body(config: Config, operator: Operator, shape: tuple[int, ...], graph
     if len(shape) == 3:
         context["in_channels"] = shape[0]
         context["image_size"] = shape[1] if shape[1] == shape[2] else shape[1:]
-    # SphereNorm needs to know its convolution when it is made; other operators convert the finished body below.
+    # SphereNorm layers replace convolutions while the model is built. Other operators convert the finished body below.
     if operator.conv is not None:
         context["conv"] = operator.conv
     body: nn.Module = create(component, "model", context=context)
@@ -187,12 +188,12 @@ def build_body(config: Config, operator: Operator, shape: tuple[int, ...], graph
 
 
 def _with_layer_factories(component: Component) -> Component:
-    """Return a component with the names of norms and activations replaced by factories of layers."""
+    """Return a component with the names of normalisations and activations replaced by factories of layers."""
     options = dict(component.options)
     if "norm" in options:
         require(options["norm"] in NORMS, "model.norm", f"one of {', '.join(NORMS)}", options["norm"])
-        is_flat = "in_channels" not in inspect.signature(NETWORKS[component.name]).parameters
-        options["norm"] = NORMS[options["norm"]][0 if is_flat else 1]
+        takes_vectors = "in_channels" not in inspect.signature(NETWORKS[component.name]).parameters
+        options["norm"] = NORMS[options["norm"]][0 if takes_vectors else 1]
     for option in ("activation", "feature_activation"):
         if option in options:
             accepted = f"one of {', '.join(ACTIVATIONS)}"

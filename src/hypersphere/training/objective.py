@@ -26,7 +26,7 @@ class Objective(nn.Module):
         head: maps features and labels to a scalar loss.
         regularizers: modules or functions without arguments.
         precision: autocast dtype of the network; losses and regularisers are computed in float32.
-        attack: attack for adversarial training, None without.
+        attack: attack for adversarial training, or None.
         attack_weight: weight of the attacked inputs in the loss, see `hypersphere.robustness.adversarial_loss`.
     """
 
@@ -44,7 +44,7 @@ class Objective(nn.Module):
         self.network = network
         self.head = head
         self.regularizers = nn.ModuleList([r for r in regularizers if isinstance(r, nn.Module)])
-        self.penalties = [r for r in regularizers if not isinstance(r, nn.Module)]
+        self.penalties = [r for r in regularizers if not isinstance(r, nn.Module)]  # functions cannot be submodules
         self.precision = precision
         self.attack, self.attack_weight = attack, attack_weight
 
@@ -64,8 +64,8 @@ class Objective(nn.Module):
 
         Args:
             inputs, labels: a batch.
-            share: factor of the loss of the head, if the batch is a part of a larger one.
-            regularize: add the regularisers.
+            share: factor of the loss of the head, for a batch that is a part of a larger one.
+            regularize: False to leave out the regularisers.
         """
         if self.attack is None or not self.training:
             loss = self.head(self.features(inputs), labels)
@@ -79,10 +79,10 @@ class Objective(nn.Module):
                 inputs,
                 labels,
                 loss=self.head,
-                attack=lambda *_: attacked,
+                attack=lambda *_: attacked,  # computed above, in evaluation mode
                 weight=self.attack_weight,
             )
-        # Only the loss of the head depends on the batch; regularisers are added once per step, without this factor.
+        # Regularisers do not depend on the batch. They are added once per step, without this factor.
         loss = loss if share is None else loss * share
         for regularizer in (*self.regularizers, *self.penalties) if regularize else ():
             term = regularizer()
@@ -91,13 +91,15 @@ class Objective(nn.Module):
         return loss
 
     def loss_denominator(self, labels: Tensor) -> float | Tensor:
-        """Return the denominator of the mean loss of a batch: its number of rows, or the sum of their class weights."""
+        """Return the denominator of the mean loss of a batch: its number of labels, or the sum of class weights."""
         head: Any = self.head
         if getattr(head, "reduction", "mean") == "sum":
             return 1.0
         class_weights = getattr(head, "class_weights", None)
-        counted = labels != getattr(head, "ignore_index", -100)
-        return counted.sum() if class_weights is None else class_weights[labels[counted].to(class_weights.device)].sum()
+        is_counted = labels != getattr(head, "ignore_index", -100)
+        if class_weights is None:
+            return is_counted.sum()
+        return class_weights[labels[is_counted].to(class_weights.device)].sum()
 
     def _autocast(self, inputs: Tensor) -> AbstractContextManager[Any]:
         if self.precision == torch.float32:

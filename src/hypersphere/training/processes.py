@@ -1,4 +1,4 @@
-"""The processes that torchrun starts: their group, and the device of each."""
+"""Process groups under torchrun, and the device of each process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 __all__ = ["choose_device", "other_process_ended", "process_group", "restarts"]
 
 # The threads of gloo need Python's global lock to free the tensors of finished collectives. `destroy_process_group`
-# holds this lock while it waits for them, which would block for ever. These seconds let them finish first.
+# holds this lock while it waits for them, which would block forever. Waiting this number of seconds lets them finish.
 RELEASE_TIME = 0.2
 
 
@@ -22,7 +22,7 @@ def choose_device(name: str | None = None, rank: int | None = None) -> torch.dev
 
     Args:
         name: name of the device; by default an accelerator if there is one.
-        rank: local rank of this process. An accelerator that is named without an index gets this index.
+        rank: local rank of this process, used as the index of an accelerator that is named without one.
 
     Raises:
         ValueError: if the device cannot be used.
@@ -51,7 +51,7 @@ def choose_device(name: str | None = None, rank: int | None = None) -> torch.dev
 
 @contextmanager
 def process_group(device: str | None = None) -> Iterator[torch.device]:
-    """Yield the device of this process; under torchrun, the process group exists within the context.
+    """Yield the device of this process. Under torchrun, create the process group and destroy it at the end.
 
     Args:
         device: name of the device, see `choose_device`.
@@ -70,8 +70,8 @@ def process_group(device: str | None = None) -> Iterator[torch.device]:
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
     # torchrun keeps its store when it restarts workers. The prefix hides the addresses of the previous workers.
     store, rank, _ = next(rendezvous("env://"))
-    fresh = dist.PrefixStore(f"start-{restarts()}", store)  # type: ignore[attr-defined]
-    dist.init_process_group(dist.get_default_backend_for_device(chosen), store=fresh, rank=rank, world_size=size)
+    store = dist.PrefixStore(f"start-{restarts()}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(dist.get_default_backend_for_device(chosen), store=store, rank=rank, world_size=size)
     try:
         yield chosen
     finally:

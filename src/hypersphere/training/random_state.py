@@ -17,10 +17,10 @@ __all__ = ["RandomState"]
 
 
 class RandomState:
-    """The random number generators of Python, NumPy and torch (and of its accelerator, once used), and named ones.
+    """The state of the generators of Python, NumPy, torch and the accelerator (if in use), and of given generators.
 
-    The state consists of tensors, numbers and text, so that a checkpoint can hold it. Restoring it reproduces the same
-    random numbers bit for bit.
+    It consists of tensors, numbers and text, so that a checkpoint can hold it. After restoring it, the same random
+    numbers are drawn again, bit for bit.
 
     Args:
         generators: additional generators by name.
@@ -53,8 +53,8 @@ class RandomState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of all generators."""
-        saved, ours = sorted(state["generators"]), sorted(self.generators)
-        require(saved == ours, "state", f"the state of the generators {ours}", saved)
+        saved, expected = sorted(state["generators"]), sorted(self.generators)
+        require(saved == expected, "state", f"the state of the generators {expected}", saved)
         python = state["python"]
         random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
         numpy.random.set_state(_converted(state["numpy"], Tensor, Tensor.numpy))  # noqa: NPY002
@@ -69,25 +69,27 @@ def _accelerator_states() -> list[Tensor] | None:
     """Return the state of each accelerator, or None if none is in use."""
     if not torch.accelerator.is_available():
         return None
-    driver = torch.get_device_module(torch.accelerator.current_accelerator())
-    if hasattr(driver, "is_initialized") and not driver.is_initialized():
+    module = torch.get_device_module(torch.accelerator.current_accelerator())
+    if hasattr(module, "is_initialized") and not module.is_initialized():
         return None  # reading the state would initialise it
-    return driver.get_rng_state_all() if hasattr(driver, "get_rng_state_all") else [driver.get_rng_state()]
+    return module.get_rng_state_all() if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
 
 
 def _restore_accelerator(states: list[Tensor]) -> None:
-    if not torch.accelerator.is_available() or torch.accelerator.device_count() != len(states):
-        warnings.warn("the random state of accelerators was not restored, because their number differs", stacklevel=3)
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if count != len(states):
+        reason = f"it was saved for {len(states)}, and this machine has {count}"
+        warnings.warn(f"the random state of accelerators was not restored: {reason}", stacklevel=3)
         return
-    driver = torch.get_device_module(torch.accelerator.current_accelerator())
-    if hasattr(driver, "set_rng_state_all"):
-        driver.set_rng_state_all(states)
+    module = torch.get_device_module(torch.accelerator.current_accelerator())
+    if hasattr(module, "set_rng_state_all"):
+        module.set_rng_state_all(states)
     else:
-        driver.set_rng_state(states[0])
+        module.set_rng_state(states[0])
 
 
 def _converted(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
-    """Return nested dictionaries in which values of a kind are converted."""
+    """Return a copy of nested dictionaries in which values of type `kind` are converted."""
     if isinstance(value, dict):
         return {key: _converted(item, kind, convert) for key, item in value.items()}
     return convert(value) if isinstance(value, kind) else value

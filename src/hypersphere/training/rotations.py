@@ -1,8 +1,8 @@
-"""The menu of rotations of a training config: which layers are rotated, by which map, and what each step does then.
+"""The menu of the setting `rotation`: which layers are rotated, by which map, and what this adds to training.
 
-`ROTATIONS` is the menu behind the setting `rotation`. Each entry rotates the modules of an experiment and returns a
-`TrainedRotation`, which tells the training loop about penalties, optimisers and folds. The options of an entry are its
-own arguments, and the fields of `RotationOptions` and `NeuronPreparation` where it passes them on.
+Each entry of `ROTATIONS` rotates the modules of an experiment and returns a `TrainedRotation` with the penalty, the
+optimiser and the periodic fold that training needs. The options of an entry are its arguments, and the fields of
+`RotationOptions` and `NeuronPreparation` where it passes them on.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class TrainedRotation:
     """What a rotation adds to training.
 
     Attributes:
-        penalty: term that is added to the loss.
+        penalty: term that is added to the loss, or None.
         orthogonal_parameters: matrices that are trained by descent on the orthogonal group.
         orthogonal_optimizer: makes the optimiser of these matrices.
-        periodic_fold: folds and redraws the rotations periodically.
+        periodic_fold: folds the rotations into the weights and redraws them periodically, or None.
     """
 
     penalty: Callable[[], Tensor] | None = None
@@ -44,7 +44,7 @@ class TrainedRotation:
 
 @dataclass(frozen=True, kw_only=True)
 class NeuronPreparation:
-    """What happens to neurons before they are rotated or trained. The options are the same as in `rotate_`."""
+    """How neurons are normalised and refined before they are rotated or trained, by the options of `rotate_`."""
 
     normalize: bool = False
     refine: str | None = None
@@ -68,7 +68,7 @@ class NeuronPreparation:
 class RotationOptions:
     """The options of a rotation by one map, for the layers of a network and its head.
 
-    Options that are not listed below are the same as in `rotate_`.
+    Options that are not listed below are those of `rotate_`.
 
     Attributes:
         output: rotate the head, too.
@@ -99,12 +99,12 @@ class RotationOptions:
         options = asdict(self) | asdict(preparation)
         for choice in ("output", "hidden", "whole_first"):
             del options[choice]
-        whole = options | {"blocks": 1, "block_size": None, "shared": False, "factors": 1}
+        single_matrix = options | {"blocks": 1, "block_size": None, "shared": False, "factors": 1}
         first, others = (names[:1], names[1:]) if self.whole_first else ([], names)
-        for group, group_options in ((first, whole), (others, options)):
+        for group, group_options in ((first, single_matrix), (others, options)):
             if group:
-                # The layers are already selected. Without the head, the last linear layer of the network would be taken
-                # for the output layer.
+                # `rotatable_layers` has already identified the output layer. Among the layers of this group alone,
+                # `rotate_` could take the last linear layer of the network for it, and refuse it.
                 rotation.rotate_(modules, method, where=_is_one_of(group), output_layer=None, **group_options)
 
 
@@ -119,7 +119,7 @@ def _is_one_of(names: list[str]) -> Callable[[str, nn.Module], bool]:
 def _none(modules: nn.ModuleDict, **options: Any) -> TrainedRotation:
     """Train the weights directly, without rotation; hidden neurons may be prepared as for a rotation."""
     preparation = NeuronPreparation(**options)
-    if preparation.changes_neurons:  # else a model without hidden layers is accepted
+    if preparation.changes_neurons:  # `rotatable_layers` refuses a model without hidden layers
         preparation.prepare_(rotation.rotatable_layers(modules))
     return TrainedRotation()
 
@@ -179,7 +179,7 @@ def _stochastic(
     **options: Any,
 ) -> TrainedRotation:
     """Rotations of a random subset of dimensions, folded and redrawn periodically (S-OPT); fraction 0 freezes."""
-    # Drawn from the global generator before anything else, so that the dimensions do not depend on the refinement.
+    # The seed is drawn from the global generator first, so that the dimensions do not depend on the refinement.
     generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     layers = rotation.rotatable_layers(modules)
     NeuronPreparation(**options).prepare_(layers)
@@ -202,7 +202,7 @@ def _equivalence(
     method: str = "cayley",
 ) -> TrainedRotation:
     """Rotations of outputs and inputs in blocks, folded into fixed random weights periodically (POET)."""
-    # The weights are drawn, too. From a generator of their own they do not change what is drawn after them.
+    # The weights are drawn, too. A separate generator keeps later random numbers independent of their number.
     generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     fold = rotation.Equivalence(modules, block_size, every, sides, start, method, scale=scale, generator=generator)
     return TrainedRotation(periodic_fold=fold)

@@ -37,8 +37,8 @@ __all__ = ["Run", "read_weights", "run_without_checkpoint"]
 
 FORMAT = 2
 METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
-KINDS = ("step", "epoch", "validation")
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of disks that do not have locks
+KINDS = ("step", "epoch", "validation")  # of logged lines
+NO_LOCK_ERRORS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # raised by file systems without locks
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Run:
         made_with: versions, machine and commit with which the run was created.
         weights: the run or file with the initial weights, None for random initialisation.
         outline: shape, dtype and classes of the data, so that the network can be built without the data.
-        fingerprint: checksums of names, labels, sizes and contents of the data, compared at every opening.
+        fingerprint: checksums of names, labels, sizes and contents of the data, compared whenever the data are read.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -105,7 +105,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """Return the run of a folder. Nothing that its config names is imported.
+        """Return the run of a folder, without importing code that its config names.
 
         Raises:
             ValueError: if there is none, or it was written by another version.
@@ -126,12 +126,12 @@ class Run:
         if version != FORMAT:
             raise ValueError(f"{path} must have format {FORMAT}, not {version!r}")
         try:
-            origin, weights, described = content["made_with"], content["weights"], content["data"]
-            outline, fingerprint = described["outline"], described["fingerprint"]
-            valid = isinstance(origin, dict) and isinstance(weights, str | None) and is_outline(outline)
-            if not valid or not isinstance(fingerprint, dict | None):
-                raise ValueError("made_with, weights or data have another form")
-            return cls(Path(folder), Config.of(content["config"]), origin, weights, outline, fingerprint)
+            versions, weights, about_data = content["made_with"], content["weights"], content["data"]
+            outline, fingerprint = about_data["outline"], about_data["fingerprint"]
+            is_valid = isinstance(versions, dict) and isinstance(weights, str | None) and is_outline(outline)
+            if not is_valid or not isinstance(fingerprint, dict | None):
+                raise ValueError("made_with, weights or data have invalid values")
+            return cls(Path(folder), Config.of(content["config"]), versions, weights, outline, fingerprint)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
 
@@ -152,26 +152,24 @@ class Run:
             "made_with": self.made_with,
             "weights": self.weights,
             "data": {"outline": self.outline, "fingerprint": self.fingerprint},
-            "complete": complete_settings(self.config),  # for readers: with the defaults of all components
+            "complete": complete_settings(self.config),  # with all defaults, for people; `open` does not read it
         }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
     def with_config(self, config: Config) -> Run:
-        """Return the run with another config, and write it, if only settings differ that a resumed run may change.
-
-        Longer training, for example: a finished run is extended by more epochs or steps.
+        """Write another config and return the run with it, for example to extend a finished run by more epochs.
 
         Raises:
-            ValueError: if other settings differ.
+            ValueError: if settings differ that a resumed run must not change.
         """
-        fixed = [one.name for one in dataclasses.fields(Config) if not one.metadata["may_change"]]
-        before, now = self.config.settings(), config.settings()
-        changes = [f"{name} was {before[name]!r} and is {now[name]!r}" for name in fixed if before[name] != now[name]]
+        fixed = [setting.name for setting in dataclasses.fields(Config) if not setting.metadata["may_change"]]
+        old, new = self.config.settings(), config.settings()
+        changes = [f"{name} was {old[name]!r} and is {new[name]!r}" for name in fixed if old[name] != new[name]]
         if changes:
             reason = f"holds a run with different settings: {'; '.join(changes)}; choose another folder"
             raise ValueError(f"{self.folder} {reason}")
         run = replace(self, config=config)
-        if before != now:
+        if old != new:
             with replacing(self.path) as draft:
                 draft.write_text(run._content(), encoding="utf-8")
         return run
@@ -180,12 +178,12 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Lock the folder against other processes within the context; the system releases the lock of a killed process.
 
-        Without effect on systems or disks without locks.
+        On Windows and on file systems without locks, this has no effect.
 
         Raises:
             ValueError: if another process is training in it.
         """
-        # A separate file: a lock on the config would be lost when the config is replaced.
+        # The lock is on a separate file, because a lock on the config would be lost when that is replaced.
         with (self.folder / LOCK).open("ab") as file:
             if sys.platform != "win32":
                 try:
@@ -194,7 +192,7 @@ class Run:
                     reason = "is in use by another training process; wait until it ends, or choose another folder"
                     raise ValueError(f"{self.folder} {reason}") from None
                 except OSError as error:
-                    if error.errno not in WITHOUT_LOCKS:
+                    if error.errno not in NO_LOCK_ERRORS:
                         raise
             yield
 
@@ -208,7 +206,7 @@ class Run:
         """
         if self._has_checkpoints():
             refuse_existing(self.folder)
-        # The config comes last: while it exists, this is still a run.
+        # The config is deleted last: while it exists, the folder is a run.
         events = (self.folder / TENSORBOARD).glob("events.out.tfevents.*")
         for path in (*events, *(self.folder / name for name in (METRICS, WANDB_ID, CONFIG))):
             path.unlink(missing_ok=True)
@@ -216,7 +214,7 @@ class Run:
     # --- metrics
 
     def metrics(self, *, on_damage: Callable[[str], None] = warnings.warn) -> list[dict[str, Any]]:
-        """Read all logged lines. An incomplete last line is ignored, and others that are damaged are reported."""
+        """Read all logged lines. An incomplete last line is ignored; damaged ones are reported to `on_damage`."""
         path = self.folder / METRICS
         if not path.exists():
             return []
@@ -252,7 +250,7 @@ class Run:
         return Checkpoints(self.folder / CHECKPOINTS, keep, on_damage=on_damage)
 
     def _has_checkpoints(self) -> bool:
-        """Return True if there is any checkpoint, also a damaged one; unfinished ones have hidden names."""
+        """Return True if there is any checkpoint, even a damaged one. Unfinished ones have hidden names."""
         return any(not path.name.startswith(".") for path in (self.folder / CHECKPOINTS).glob("*"))
 
     def checkpoint(
@@ -264,7 +262,7 @@ class Run:
             ValueError: if there is no such checkpoint.
             DamagedCheckpoint: if it is damaged.
         """
-        require(step in (None, "best") or is_integer(step, 0), "step", "null, 'best' or a number of steps", step)
+        require(step in (None, "best") or is_integer(step, 0), "step", "None, 'best' or an integer >= 0", step)
         checkpoints = self.checkpoints(on_damage=on_damage)
         if is_integer(step, 0) and checkpoints.steps():
             return checkpoints.at(int(step))  # type: ignore[arg-type]
@@ -300,7 +298,7 @@ class Run:
 
         Args:
             data_root: folder of the data sets.
-            with_data: read the data; if False, noise of the same shape replaces them.
+            with_data: read the data; if False, random data of the same shape replace them.
             device: device of the experiment.
             trust_code: import code that the config names; nothing is imported otherwise.
 
@@ -323,7 +321,7 @@ class Run:
         device: torch.device | str | None = None,
         trust_code: bool = False,
     ) -> Experiment:
-        """Build the experiment with the weights of a checkpoint, in evaluation mode; averaged weights if there are.
+        """Build the experiment with the weights of a checkpoint (the averaged ones with `ema`), in evaluation mode.
 
         Args:
             step: None for the last intact checkpoint, "best", a number of steps, or a checkpoint of the run.
@@ -336,14 +334,14 @@ class Run:
         return experiment
 
     def require_same_data(self, split: data.DataSplit) -> None:
-        """Raise a `ValueError` that says what changed, unless these are the data the run was created with."""
+        """Raise a `ValueError` that says what has changed if the data are not those that the run was created with."""
         if self.fingerprint is None:
             return
         classes = (self.outline or {}).get("classes", list(split.classes))
         reason = None
         if list(split.classes) != classes:
-            pairs = zip(classes, split.classes, strict=False)
-            renamed = next((f"class {old!r} is now {new!r}" for old, new in pairs if old != new), None)
+            names = zip(classes, split.classes, strict=False)
+            renamed = next((f"class {old!r} is now {new!r}" for old, new in names if old != new), None)
             reason = renamed or f"the number of classes changed from {len(classes)} to {len(split.classes)}"
         reason = reason or data.fingerprint_difference(self.fingerprint, split.fingerprint())
         if reason:
@@ -375,10 +373,7 @@ def refuse_existing(folder: Path) -> None:
 
 
 def run_without_checkpoint(folder: Path) -> Run | None:
-    """Return the run that a folder holds if it has no checkpoint, so that nothing is lost by starting it again.
-
-    Returns:
-        None if the folder holds no run.
+    """Return the run in a folder, or None if there is none. It has no checkpoint, so it can be started again.
 
     Raises:
         ValueError: if the folder holds a run with a checkpoint, or one that cannot be opened.
@@ -393,13 +388,14 @@ def run_without_checkpoint(folder: Path) -> Run | None:
 
 
 def _is_line(value: Any) -> bool:
-    """Return True for a valid line: integer steps and epochs, energies by layer, all other values numbers or null."""
+    """Return True for a valid line: integer steps and epochs, energies by layer, other values numbers or null."""
     if not isinstance(value, dict):
         return False
     kind = value.get("kind")
-    counts = all(is_integer(value[name], 0) for name in ("step", "epoch") if name in value)
-    counts = counts and (kind is None or kind in KINDS) and (kind not in ("step", "epoch") or kind in value)
-    layers = value.get("energy", {})
-    others = [item for name, item in value.items() if name not in ("kind", "energy")]
-    numbers = [*others, *(layers.values() if isinstance(layers, dict) else ["none"])]
-    return counts and all(item is None or is_number(item, -math.inf) for item in numbers)
+    has_counts = all(is_integer(value[name], 0) for name in ("step", "epoch") if name in value)
+    has_kind = (kind is None or kind in KINDS) and (kind not in ("step", "epoch") or kind in value)
+    energies = value.get("energy", {})
+    if not (has_counts and has_kind and isinstance(energies, dict)):
+        return False
+    numbers = [*(item for name, item in value.items() if name not in ("kind", "energy")), *energies.values()]
+    return all(item is None or is_number(item, -math.inf) for item in numbers)

@@ -1,4 +1,4 @@
-"""Read settings from a YAML or JSON file, without running code and without expanding a small file to a huge one."""
+"""Read settings from a YAML or JSON file, without running code, and with a limit on what YAML aliases expand to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypersphere._validation import require
 
 __all__ = ["is_config_of_run", "read_settings"]
 
-MOST_NODES = 100_000  # values of a YAML file, counted as often as aliases repeat them
+MAX_NODES = 100_000  # largest number of values in a YAML file with aliases expanded
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -35,10 +35,10 @@ def is_config_of_run(path: str | Path) -> bool:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    kinds: dict[str, Callable[[str], Any]] = {".json": _json, ".yaml": _yaml, ".yml": _yaml}
-    require(path.suffix in kinds, "a settings file", f"a file with suffix {', '.join(kinds)}", str(path))
+    parsers: dict[str, Callable[[str], Any]] = {".json": _parse_json, ".yaml": _parse_yaml, ".yml": _parse_yaml}
+    require(path.suffix in parsers, "a settings file", f"a file with suffix {', '.join(parsers)}", str(path))
     try:
-        content = kinds[path.suffix](path.read_text(encoding="utf-8"))
+        content = parsers[path.suffix](path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise ValueError(f"{path} cannot be read: {reason}") from None
@@ -51,26 +51,26 @@ def _require_mapping(content: Any, path: str | Path) -> None:
     require(is_mapping, str(path), "a mapping of settings", content)
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        _require_different([key for key, _ in pairs])
+        _require_unique([key for key, _ in pairs])
         return dict(pairs)
 
     return json.loads(text, object_pairs_hook=mapping)
 
 
-def _require_different(keys: Sequence[str]) -> None:
+def _require_unique(keys: Sequence[str]) -> None:
     seen: set[str] = set()
     for key in keys:
         require(key not in seen, "keys", "different within a mapping", key)
         seen.add(key)
 
 
-def _yaml(text: str) -> Any:
+def _parse_yaml(text: str) -> Any:
     yaml: Any = importlib.import_module("yaml")
 
     class Loader(yaml.SafeLoader):
-        """Reads 1e-3 as a number; YAML 1.1 would read it as text. Checks the nodes before aliases are expanded."""
+        """Read 1e-3 as a number, which is text in YAML 1.1, and check the nodes before aliases are expanded."""
 
         def get_single_node(self) -> Any:
             node = super().get_single_node()
@@ -86,17 +86,17 @@ def _yaml(text: str) -> Any:
 
 
 def _count_nodes(node: Any, counted: dict[int, int]) -> int:
-    """Return the number of nodes below and including a node, with aliases expanded; a loop is not followed."""
+    """Return the number of nodes in a tree with aliases expanded. An alias to a node that contains it counts once."""
     if node is None or isinstance(node.value, str):
         return 1
     if id(node) in counted:
         return counted[id(node)]
-    counted[id(node)] = 1  # while the nodes below are counted
-    inner = node.value
-    if inner and isinstance(inner[0], tuple):
-        _require_different([key.value for key, _ in inner if isinstance(key.value, str)])
-        inner = [part for pair in inner for part in pair]
-    total = 1 + sum(_count_nodes(part, counted) for part in inner)
-    require(total <= MOST_NODES, "the number of values", f"at most {MOST_NODES} with aliases expanded", total)
+    counted[id(node)] = 1  # for aliases to this node among its children
+    children = node.value
+    if children and isinstance(children[0], tuple):  # the keys and values of a mapping
+        _require_unique([key.value for key, _ in children if isinstance(key.value, str)])
+        children = [child for pair in children for child in pair]
+    total = 1 + sum(_count_nodes(child, counted) for child in children)
+    require(total <= MAX_NODES, "the number of values", f"at most {MAX_NODES} with aliases expanded", total)
     counted[id(node)] = total
     return total

@@ -1,4 +1,4 @@
-"""Interrupts during training: the first one stops at the end of the step, the second one stops immediately."""
+"""Interrupts during training: the first one stops training after the current step, the second one immediately."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from types import FrameType
 
 __all__ = ["Interrupts", "interrupts"]
 
-ECHO_SECONDS = 5.0  # torchrun may forward a signal that its workers already have; such copies are ignored
+ECHO_SECONDS = 5.0  # torchrun may forward a signal that its workers have already received; such copies are ignored
 
 
 class Interrupts:
-    """Signal handler that records the first interrupt while `deferred` is set.
+    """Signal handler that records the first interrupt while `deferred` is True.
 
-    Any other interrupt raises `KeyboardInterrupt`.
+    All other interrupts raise `KeyboardInterrupt`.
 
     Args:
-        echo: seconds within which a second signal is treated as a copy of the first.
+        echo: seconds after the first signal in which further ones are ignored as copies of it.
 
     Attributes:
         deferred: set it to True when training can stop after a step.
@@ -29,21 +29,21 @@ class Interrupts:
 
     def __init__(self, echo: float = 0.0) -> None:
         self.echo, self.deferred = echo, False
-        self.at: float | None = None
+        self._received_at: float | None = None
 
     @property
     def received(self) -> bool:
         """Whether a deferred interrupt was received."""
-        return self.at is not None
+        return self._received_at is not None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         now = time.monotonic()
-        if self.at is not None and now < self.at + self.echo:
+        if self._received_at is not None and now < self._received_at + self.echo:
             return
-        if self.at is not None or not self.deferred:
+        if self._received_at is not None or not self.deferred:
             raise KeyboardInterrupt
-        self.at = now
+        self._received_at = now
 
 
 @contextmanager

@@ -18,10 +18,10 @@ IGNORED = -100  # the label of tokens that `F.cross_entropy` leaves out
 
 
 class TextWindows:
-    """Random windows of a text: tokens (batch, length) and the tokens that follow them. One pass yields one batch.
+    """Random windows of a text: tokens (batch, length), and for each the next token. One pass yields one batch.
 
     Args:
-        tokens: the text.
+        tokens: the text as token ids.
         length: tokens per window.
         batch: windows per batch.
         generator: draws the starts of the windows; None for torch's global generator.
@@ -84,7 +84,7 @@ class NextToken(nn.Module):
 
     @torch.no_grad()
     def mean_loss(self, tokens: Int[Tensor, " text"], length: int, batch: int) -> float:
-        """Return the mean loss over consecutive windows of a text, in evaluation mode."""
+        """Return the mean loss over consecutive windows of a text, `batch` at a time, in evaluation mode."""
         count = (len(tokens) - 1) // length
         require(count > 0, "tokens", f"a text of more than {length} tokens", len(tokens))
         inputs, labels = (tokens[shift : shift + count * length].view(count, length) for shift in (0, 1))

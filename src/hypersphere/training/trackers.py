@@ -1,4 +1,4 @@
-"""Trackers: where the metrics of a run go besides its file `metrics.jsonl`."""
+"""Trackers, which receive the metrics of a run in addition to its file `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hypersphere._validation import require_package
 
 __all__ = ["TRACKERS", "TensorBoard", "Tracker", "WeightsAndBiases", "flat"]
 
-TENSORBOARD = "tensorboard"  # the folder in the folder of a run with its TensorBoard events
-WANDB_ID = "wandb.id"  # the file in the folder of a run with its identifier at Weights & Biases
+TENSORBOARD = "tensorboard"  # folder of TensorBoard events, in the folder of a run
+WANDB_ID = "wandb.id"  # file with the run id of Weights & Biases, in the folder of a run
 
 
 class Tracker(Protocol):
     """Receives the lines of metrics of a run. A class with these three methods can be named by its import path."""
 
     def start(self, run: Any, config: Any) -> None:
-        """Begin or continue tracking a `Run` with a `Config`. Lines that were logged before are in `run.metrics()`."""
+        """Begin or continue tracking a `Run` with a `Config`. Lines of earlier processes are in `run.metrics()`."""
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Record a line of metrics."""
@@ -29,7 +29,7 @@ class Tracker(Protocol):
 
 
 def flat(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the names and values of the numbers in a line, without counters.
+    """Yield the names and values of the numbers in a line, except the step and the epoch.
 
     >>> dict(flat({"kind": "epoch", "step": 5, "epoch": 1, "loss": 0.5, "energy": {"head": 2.0}}))
     {'epoch/loss': 0.5, 'epoch/energy/head': 2.0}
@@ -45,7 +45,7 @@ class TensorBoard:
     """Write TensorBoard events to the folder `tensorboard` of the run."""
 
     def start(self, run: Any, config: Any) -> None:
-        """Open the event file; steps after the last logged line are hidden, because they are repeated."""
+        """Open the event file. Events after the last logged line are purged, because their steps are repeated."""
         require_package("tensorboard", "tensorboard", "track")
         from torch.utils.tensorboard import SummaryWriter
 

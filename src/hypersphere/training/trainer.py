@@ -44,12 +44,11 @@ class Trainer:
 
     Attributes:
         progress: state of training.
-        steps: total number of steps.
+        steps: number of optimiser steps at the end of training.
         saved: step of the last checkpoint that was saved or resumed from, None before.
         metrics: the logged line of the last validation, empty before.
-        history: the lines of all epochs of this process.
-        best: value and step of the best validation so far, if `validation.best` is set, and the number of validations
-            since then.
+        history: the logged lines of the epochs that this process trained.
+        best: with `validation.best`, the value and step of the best validation, and the number of worse ones since.
         speed: examples per second since the last logged line.
         finished: whether training has reached its end, by steps or by early stopping.
     """
@@ -72,7 +71,7 @@ class Trainer:
         self.saved: int | None = None
         self.metrics: Mapping[str, Any] = {}
         self.history: list[Mapping[str, Any]] = []
-        self.best: dict[str, Any] = {"value": None, "step": None, "bad": 0}
+        self.best: dict[str, Any] = {"value": None, "step": None, "bad": 0}  # bad: validations since the best one
         self.speed = math.nan
         self.finished = False
         experiment.validation.metric_names()  # opens files of protocols: a missing one is reported before training
@@ -88,14 +87,15 @@ class Trainer:
             "scaler": experiment.scaler,
             "progress": self.progress,
         }
-        # What a checkpoint holds, restored in this order. Loading a state draws no random numbers.
-        self._modules: dict[str, Any] = {name: one for name, one in modules.items() if one is not None}
-        self._state: dict[str, Any] = {name: one for name, one in state.items() if one is not None}
+        # A checkpoint holds these objects. They are restored in this order, which draws no random numbers.
+        self._modules: dict[str, Any] = {name: value for name, value in modules.items() if value is not None}
+        self._state: dict[str, Any] = {name: value for name, value in state.items() if value is not None}
         self._trackers: list[Tracker] = []
-        self._earlier_seconds = 0.0  # of the processes that trained this run before
+        self._earlier_seconds = 0.0  # training time of earlier processes
         self._began = self._saved_at = time.perf_counter()
-        self._save_seconds = 0.0  # of the last save
-        self._step_rate = self._learning_rate()
+        self._save_seconds = 0.0  # duration of the last save
+        # The learning rate of the next step: when that is logged, the scheduler has already changed the optimiser.
+        self._next_rate = self._learning_rate()
         self._start_window()
 
     def __repr__(self) -> str:
@@ -119,14 +119,14 @@ class Trainer:
                 self._earlier_seconds, self.best = float(saved["seconds"]), {**self.best, **saved["best"]}
             except (KeyError, TypeError, AttributeError, IndexError) as error:
                 raise DamagedCheckpoint(
-                    f"{checkpoint.path} is damaged: its state has another form: {error!r}"
+                    f"{checkpoint.path} is damaged: its state is not that of a Trainer: {error!r}"
                 ) from None
             if self.progress.step != checkpoint.step:
                 raise DamagedCheckpoint(
                     f"{checkpoint.path} is damaged: its state is not that of step {checkpoint.step}"
                 )
             self.saved = checkpoint.step
-            self._step_rate = self._learning_rate()
+            self._next_rate = self._learning_rate()
         if self.processes.rank == 0:
             self.run.rewind(self._is_past)
             for line in self.run.metrics():
@@ -134,7 +134,7 @@ class Trainer:
         return checkpoint
 
     def train(self) -> bool:
-        """Train until the end or until stopped; return True if the end was reached."""
+        """Train until the end or until `stop` returns True; return True if the end was reached."""
         experiment, config = self.experiment, self.config
         experiment.train_mode()
         self._began = self._saved_at = time.perf_counter()
@@ -165,7 +165,7 @@ class Trainer:
         except _Finished:
             pass
         except FloatingPointError as error:
-            raise FloatingPointError(f"{error}; {self._last_good()}") from None
+            raise FloatingPointError(f"{error}; {self._last_good_checkpoint()}") from None
         finally:
             for tracker in self._trackers:
                 tracker.finish()
@@ -174,7 +174,7 @@ class Trainer:
 
     @property
     def seen(self) -> int:
-        """Number of examples so far."""
+        """Number of examples that were trained on so far."""
         return self.progress.epoch * len(self.experiment.data.train) + self.progress.seen
 
     @property
@@ -185,32 +185,32 @@ class Trainer:
     # --- after each step and each epoch
 
     def _after_step(self, progress: Progress) -> None:
-        config, chosen = self.config, self.config.validation
+        config, validation = self.config, self.config.validation
         # First everything that changes weights, so that validation and checkpoints see the weights of the next step.
         self.experiment.after_step(progress.step)
         if progress.step % config.log_every == 0 or progress.step == 1:
             self._log_step()
-        self._step_rate = self._learning_rate()
+        self._next_rate = self._learning_rate()
         improved = False
-        if chosen.every_unit == "steps" and progress.step % chosen.every == 0 and progress.step < self.steps:
+        if validation.every_unit == "steps" and progress.step % validation.every == 0 and progress.step < self.steps:
             improved = self._validate({"kind": "validation", "epoch": progress.epoch, "step": progress.step})
         if self.on_step is not None:
             self.on_step(self)
-        is_within = progress.step % self.experiment.steps_per_epoch != 0  # otherwise the end of the epoch saves
+        is_within_epoch = progress.step % self.experiment.steps_per_epoch != 0  # at its end, `_after_epoch` saves
         ended = not self._should_continue()
-        stop, save = self._any(self.stop(), ended or improved or (is_within and self._is_due()))
+        stop, save = self._any(self.stop(), ended or improved or (is_within_epoch and self._is_due()))
         if stop or save:
             self._save()
         if stop:
-            self._any(True)  # wait for the first process to save, because torchrun stops all processes when one ends
+            self._any(True)  # wait until the first process has saved: torchrun stops all processes when one ends
             raise _Stopped
         if ended:
             raise _Finished
 
     def _after_epoch(self, epoch: Epoch) -> None:
-        chosen, ended = self.config.validation, self.progress.step >= self.steps
+        validation, ended = self.config.validation, self.progress.step >= self.steps
         line: dict[str, Any] = {"kind": "epoch", "epoch": epoch.number, "step": self.progress.step, "loss": epoch.loss}
-        is_due = ended or (chosen.every_unit == "epochs" and self._is_scheduled())
+        is_due = ended or (validation.every_unit == "epochs" and self._is_scheduled())
         improved = self._validate(line, measure=is_due)
         self.history.append(line)
         if self.on_step is not None:
@@ -224,7 +224,7 @@ class Trainer:
             raise _Finished
 
     def _validate(self, line: dict[str, Any], *, measure: bool = True) -> bool:
-        """Add metrics to a line and log it; return True if the metric that selects the best checkpoint improved."""
+        """Log a line, with metrics if `measure`; return True if the metric `validation.best` improved."""
         self._require_finite()
         self._share_buffers()  # each process measures a part of the data, so all need the same BatchNorm statistics
         experiment, improved = self.experiment, False
@@ -232,14 +232,14 @@ class Trainer:
             with nullcontext() if experiment.ema is None else experiment.ema.applied():
                 line |= experiment.validation(experiment.objective)
             experiment.scheduler.observe(line)
-            improved = self._is_best(line)
+            improved = self._update_best(line)
         line["seconds"] = round(self.seconds, 3)
         self.metrics = line if measure else self.metrics
         self._log(line)
         return improved
 
-    def _is_best(self, line: Mapping[str, Any]) -> bool:
-        """Compare the metric that selects the best checkpoint with its best value so far."""
+    def _update_best(self, line: Mapping[str, Any]) -> bool:
+        """Compare the metric `validation.best` with `best`, update that, and return True if the metric improved."""
         metric = self.config.validation.best
         if metric is None:
             return False
@@ -257,14 +257,14 @@ class Trainer:
     def _is_scheduled(self) -> bool:
         """Return True after a number of steps or passes over the data that is a multiple of `validation.every`.
 
-        A validation at the end of training that is not scheduled does not count against `patience`: a run that is
-        extended continues as the longer run would. The number of the epoch is not used, because a run that ended within
-        a pass has counted an additional epoch.
+        Other validations, at the end of training, do not count against `patience`, so that an extended run stops where
+        a longer run would. Steps are counted instead of epochs, because a run that ended within a pass over the data,
+        and was then extended, has counted an additional epoch.
         """
-        chosen = self.config.validation
-        if chosen.every_unit == "steps":
-            return self.progress.step % chosen.every == 0
-        return self.progress.step % (chosen.every * self.experiment.steps_per_epoch) == 0
+        validation = self.config.validation
+        if validation.every_unit == "steps":
+            return self.progress.step % validation.every == 0
+        return self.progress.step % (validation.every * self.experiment.steps_per_epoch) == 0
 
     def _should_continue(self) -> bool:
         """Return False if `validation.patience` ends training."""
@@ -282,14 +282,14 @@ class Trainer:
                 "epoch": self.progress.epoch,
                 "seconds": round(self.seconds, 3),
                 "loss": float(self.progress.loss),
-                "rate": self._step_rate,
+                "rate": self._next_rate,
                 "examples_per_second": round(self.speed, 1),
             }
         )
         self._start_window()
 
     def _start_window(self) -> None:
-        """Measure the speed from now on."""
+        """Start a new window for the measurement of speed."""
         self._window = time.perf_counter(), self.seen
 
     def _learning_rate(self) -> float:
@@ -297,10 +297,10 @@ class Trainer:
 
     # --- checkpoints
 
-    def _is_due(self, patience: float = math.inf) -> bool:
-        """Return True in the first process if the last save is at least `save_every` or `patience` seconds ago."""
+    def _is_due(self, interval: float = math.inf) -> bool:
+        """Return True in the first process if the last save is at least `save_every` or `interval` seconds ago."""
         waited = time.perf_counter() - self._saved_at
-        return self.processes.rank == 0 and waited >= min(self.config.save_every, patience)
+        return self.processes.rank == 0 and waited >= min(self.config.save_every, interval)
 
     def _save(self) -> None:
         self._require_finite()
@@ -321,13 +321,14 @@ class Trainer:
         if self._any(not is_finite)[0]:
             raise FloatingPointError(f"the weights are not finite after step {self.progress.step}; {ADVICE}")
 
-    def _last_good(self) -> str:
+    def _last_good_checkpoint(self) -> str:
+        """Return which checkpoint to continue from, for the message about divergence."""
         if self.saved is None or self.run is None:
             return "no checkpoint was saved before"
         return f"the last good checkpoint is that of step {self.saved} in {self.run.folder}"
 
     def _is_past(self, line: Mapping[str, Any]) -> bool:
-        """Return True if a line was logged up to the current step."""
+        """Return True for lines up to the current step; later ones will be logged again."""
         if line.get("kind") == "epoch":
             return bool(line["epoch"] <= self.progress.epoch)
         return bool(line.get("step", 0) <= self.progress.step)
@@ -335,13 +336,13 @@ class Trainer:
     # --- processes and trackers
 
     def _share_buffers(self) -> None:
-        """Copy the buffers of the first process, which are the saved ones, to all processes."""
+        """Copy the buffers of the first process to all others. They are also the ones that are saved."""
         if self.processes.size > 1:
             for buffer in self.experiment.objective.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
     def _any(self, *flags: bool) -> list[bool]:
-        """Return, for each flag, whether any process raised it, so that all processes decide alike."""
+        """Return for each flag whether it is True in any process, so that all processes take the same decision."""
         if self.processes.size == 1:
             return list(flags)
         raised = self.processes.all_reduce_(torch.tensor(flags, dtype=torch.float32, device=self.experiment.device))
@@ -349,8 +350,8 @@ class Trainer:
 
     def _start_trackers(self) -> None:
         if self.processes.rank == 0 and self.run is not None:
-            chosen = enumerate(self.config.trackers)
-            self._trackers = [create(one, "tracker", setting=f"trackers.{at}") for at, one in chosen]
+            components = enumerate(self.config.trackers)
+            self._trackers = [create(part, "tracker", setting=f"trackers.{index}") for index, part in components]
             for tracker in self._trackers:
                 tracker.start(self.run, self.config)
 

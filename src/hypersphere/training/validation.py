@@ -46,22 +46,24 @@ class Accuracy:
         return ("accuracy", f"top{self.top}")
 
     def hits(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return the numbers of examples counted by the two metrics."""
-        first = scores.argmax(1) == labels
-        among = (scores.topk(min(self.top, scores.shape[1])).indices == labels.unsqueeze(1)).any(1)
-        return torch.stack([first.sum(), among.sum()])
+        """Return the numbers of correct examples (2,): by the largest score, and among the `top` largest."""
+        is_first = scores.argmax(1) == labels
+        is_in_top = (scores.topk(min(self.top, scores.shape[1])).indices == labels.unsqueeze(1)).any(1)
+        return torch.stack([is_first.sum(), is_in_top.sum()])
 
 
 @dataclass(frozen=True)
 class VerificationProtocol:
     """Verification of pairs: are two examples of the same class?
 
-    Pairs are those of the data, those of a file, or drawn: balanced, in folds of different classes.
+    Pairs are those of a file or of the data. Otherwise equally many pairs of both kinds are drawn, in folds of
+    different classes if there are enough.
 
     Attributes:
         pairs: a file with pairs of held-out images (LFW's pairs.txt, or names of files), or a .bin file of insightface
             that contains its images.
-        folds, per_fold, seed: of drawn pairs; fewer if there are not enough examples.
+        folds, per_fold, seed: number of folds, of pairs of each kind per fold, and the seed, for drawn pairs. There are
+            fewer if there are not enough examples.
         subtract_mean: subtract the mean feature of the other folds.
     """
 
@@ -82,7 +84,7 @@ class VerificationProtocol:
         return self.pairs is not None and self.pairs.endswith(".bin")
 
     def split(self, split: data.DataSplit) -> data.DataSplit:
-        """Return the data on which to verify: those of training, or the images of a .bin file in the same size."""
+        """Return the data on which to verify: the given ones, or the images of a .bin file, resized to their shape."""
         if self.pairs is None or not self._has_images:
             return split
         shape = (split.outline() or {"shape": []})["shape"]
@@ -134,7 +136,7 @@ class VerificationProtocol:
 
 
 def _folds_of(pairs: data.Pairs) -> Tensor | int:
-    """Return the folds of pairs, or a number of folds if there is one fold or if a fold has pairs of one kind only."""
+    """Return the fold of each pair, or a number of new folds if there is one fold or one lacks a kind of pairs."""
     different = ~pairs.same
     counts = [pairs.fold[kind].bincount(minlength=pairs.folds) for kind in (pairs.same, different)]
     if pairs.folds > 1 and bool(torch.stack(counts).all()):
@@ -184,10 +186,10 @@ class Validator:
 
     Args:
         split: the data; without held-out data there are no metrics apart from energies.
-        protocols: by name, an `Accuracy`, or a function of features, labels and split that returns metrics by name.
+        protocols: by name; each is an `Accuracy`, or maps features, labels and split to metrics by name.
         batch_size: examples per batch.
-        broken: what to do with files that cannot be decoded, "error" or "skip".
-        workers: worker processes that decode.
+        broken: what to do with files that cannot be decoded: "error" or "skip".
+        workers: number of worker processes that read and decode data.
         energy: also measure the energy of each layer.
     """
 
@@ -211,21 +213,21 @@ class Validator:
 
     @cached_property
     def _passes(self) -> list[tuple[data.DataSplit, dict[str, Any]]]:
-        """Data and their protocols: those on the held-out data share one pass over them, others read other data.
+        """The data splits to evaluate, with the protocols of each. All protocols on the held-out data share one pass.
 
-        Files of protocols are opened here, so that a run can be opened where they do not exist.
+        Files of protocols are opened at the first use, so that a run can be opened where they do not exist.
         """
         passes: list[tuple[data.DataSplit, dict[str, Any]]] = [(self.split, {})]
         for name, protocol in self._protocols.items():
-            its_split = protocol.split(self.split) if hasattr(protocol, "split") else self.split
-            if its_split is self.split:
+            split = protocol.split(self.split) if hasattr(protocol, "split") else self.split
+            if split is self.split:
                 passes[0][1][name] = protocol
             else:
-                passes.append((its_split, {protocol.label: protocol}))
+                passes.append((split, {protocol.label: protocol}))
         return passes
 
     def protocols(self) -> Iterator[tuple[str, Any, data.DataSplit]]:
-        """Iterate over the name, the protocol and its data, of all protocols that have held-out data."""
+        """Yield name, protocol and data of each protocol that has held-out data."""
         for split, protocols in self._passes:
             if split.validation is not None:
                 for name, protocol in protocols.items():
@@ -243,7 +245,7 @@ class Validator:
         return names
 
     def __call__(self, objective: Objective) -> dict[str, Any]:
-        """Return metrics by name: `accuracy` and `top5`, others with the name of their protocol and a dot.
+        """Return metrics by name: `accuracy` and `top5`; others are prefixed by their protocol, as `verification.eer`.
 
         Raises:
             FloatingPointError: if features or scores are not finite.
@@ -261,9 +263,10 @@ class Validator:
     def _measure(
         self, objective: Objective, split: data.DataSplit, source: data.Source, protocols: Mapping[str, Any]
     ) -> dict[str, float]:
-        accuracy = next((one for one in protocols.values() if isinstance(one, Accuracy)), None)
-        others = {name: one for name, one in protocols.items() if not isinstance(one, Accuracy)}
-        features, labels, hits = self._evaluate(objective, source, accuracy, keep=bool(others))
+        """Return the metrics of protocols that share one pass over `source`."""
+        accuracy = next((protocol for protocol in protocols.values() if isinstance(protocol, Accuracy)), None)
+        others = {name: protocol for name, protocol in protocols.items() if not isinstance(protocol, Accuracy)}
+        features, labels, hits = self._evaluate(objective, source, accuracy, keep_features=bool(others))
         metrics: dict[str, float] = {}
         if accuracy is not None:
             values = (hits.double() / max(int((labels >= 0).sum()), 1)).tolist()
@@ -277,9 +280,9 @@ class Validator:
 
     @torch.no_grad()
     def _evaluate(
-        self, objective: Objective, source: data.Source, accuracy: Accuracy | None, *, keep: bool
+        self, objective: Objective, source: data.Source, accuracy: Accuracy | None, *, keep_features: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features (none unless `keep`) and labels of all held-out data, and the hits of the accuracy."""
+        """Return features (empty unless `keep_features`), labels, and the counts of `Accuracy.hits`."""
         processes, device = Processes(), next(objective.parameters()).device
         loader = data.Loader(
             source,
@@ -305,17 +308,19 @@ class Validator:
                     except NonFiniteScoresError:  # finite features can be so large that their scores overflow
                         failures += 1
                 label_parts.append(labels)
-                if keep:
+                if keep_features:
                     feature_parts.append(features.float().cpu())
         # All processes raise or none, because they wait for each other below.
         if processes.all_reduce_(failures) > 0:
             raise FloatingPointError(DIVERGED)
         labels = self._rows_in_order(torch.cat(label_parts), len(source), device)
-        features = self._rows_in_order(torch.cat(feature_parts), len(source), device) if keep else torch.empty(0)
+        features = torch.empty(0)
+        if keep_features:
+            features = self._rows_in_order(torch.cat(feature_parts), len(source), device)
         return features, labels, processes.all_reduce_(hits).cpu()
 
     def _rows_in_order(self, part: Tensor, count: int, device: torch.device) -> Tensor:
-        """Return the rows of all processes in the order of the data, of which this process has a part."""
+        """Gather `part`, the rows of this process, from all processes, and return all rows in the order of the data."""
         processes = Processes()
         if processes.size == 1:
             return part
@@ -327,7 +332,8 @@ class Validator:
         counts = [len(rows) for rows in positions]
         gathered = processes.concatenate_rows(part.to(device), counts).cpu().split(counts)
         ordered = part.new_empty(count, *part.shape[1:])
-        # The last processes repeat rows of batches that are too small for all. These are overwritten by the real ones.
+        # If a batch is too small for all processes, the last ones repeat rows of it, see `rows_of_rank`. The originals
+        # are written after these copies.
         for rows, values in zip(reversed(positions), reversed(gathered), strict=True):
             ordered[rows] = values
         return ordered
@@ -335,22 +341,22 @@ class Validator:
 
 @torch.no_grad()
 def gathered_class_vectors(head: Any) -> Tensor | None:
-    """Return the class vectors of a head, or a sample of them; those of a sharded head only in the first process."""
+    """Return the class vectors of a head. Of a sharded head, the first process gets a sample and the others None."""
     if not isinstance(head, ShardedHead):
         return head.weight
     centers = head.head.num_centers
     chosen = evenly_spaced(head.num_classes * centers, MAX_NEURONS)
     sizes = [size * centers for size in head.sizes]
     counts = [len(part) for part in _by_owner(chosen, sizes)]
-    mine = _by_owner(chosen, sizes)[head.processes.rank] - head.rows.start
-    return head.processes.gather_at_first(head.weight[mine.to(head.weight.device)], counts)
+    local_rows = _by_owner(chosen, sizes)[head.processes.rank] - head.rows.start
+    return head.processes.gather_at_first(head.weight[local_rows.to(head.weight.device)], counts)
 
 
-def _by_owner(classes: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Split sorted classes by the process that owns them.
+def _by_owner(rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Split sorted row numbers by the process that has them; process r has `sizes[r]` rows.
 
     >>> _by_owner(torch.tensor([0, 2, 3]), [1, 3])
     [tensor([0]), tensor([2, 3])]
     """
     ends = torch.tensor(sizes).cumsum(0)
-    return list(classes.tensor_split(torch.searchsorted(classes, ends[:-1])))
+    return list(rows.tensor_split(torch.searchsorted(rows, ends[:-1])))
