@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from hypersphere.data import DamagedData, MissingData, Pairs, draw_pairs, read_pairs
-from hypersphere.data.pairs import pairs_from_rows
+from hypersphere.data.pairs import pairs_from_rows, sample_pairs
 
 NAMES = ("a/1.png", "a/2.png", "b/1.png", "my b/2.png")
 
@@ -127,7 +127,7 @@ def test_draw_pairs_rejects_more_pairs_than_there_are():
         draw_pairs(torch.tensor([0, 0, 1, 1]), folds=1, per_fold=5)
     with pytest.raises(ValueError, match="fold 0 has 36 same and 0 different"):
         draw_pairs(torch.arange(2).repeat(9), folds=3, per_fold=1)
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="must be an integer >= 1"):
         draw_pairs(torch.arange(2), folds=0)
 
 
@@ -160,3 +160,9 @@ def test_read_pairs_accepts_the_lists_of_lfw_with_one_number(write):
 def test_read_pairs_names_damaged_lines_of_an_lfw_list(write, text, message):
     with pytest.raises(DamagedData, match=message):
         read_pairs(write("pairs.txt", text.encode()), LFW_NAMES)
+
+
+def test_sample_pairs_of_one_class_are_all_the_same():
+    first, second = sample_pairs(torch.zeros(50, dtype=torch.int64), 20, torch.Generator().manual_seed(0))
+    assert len(first) == len(second) == 20
+    assert (first != second).all()

@@ -202,6 +202,12 @@ def test_tensor_source_fingerprint_depends_on_samples_and_labels():
     assert prints[0] == TensorSource(inputs.clone(), labels.clone(), ("a", "b")).fingerprint()
 
 
+def test_tensor_source_fingerprint_of_bfloat16_depends_on_samples():
+    labels = torch.tensor([0, 1])
+    sources = [TensorSource(torch.full((2, 3), value, dtype=torch.bfloat16), labels, ("a", "b")) for value in (1, 2)]
+    assert sources[0].fingerprint() != sources[1].fingerprint()
+
+
 @pytest.mark.parametrize("kind", ["files", "tensor"])
 def test_subset_and_of_classes_select_samples(pets, kind):
     source = ImageFolderSource(pets[0])

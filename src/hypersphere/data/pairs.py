@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from hypersphere._validation import require
+from hypersphere._validation import is_integer, require
 from hypersphere.data._files import DamagedData, MissingData, is_count, read_text
 from hypersphere.data.containers import Indices, require_tensor, to_positions
 
@@ -180,8 +180,8 @@ def draw_pairs(labels: Int[Tensor, " items"], *, folds: int = 10, per_fold: int 
         Pairs(6 pairs, 3 of them same, 1 folds)
     """
     require(labels.ndim == 1, "labels", "1-d integers", tuple(labels.shape))
-    require(folds >= 1, "folds", "at least 1", folds)
-    require(per_fold >= 1, "per_fold", "at least 1", per_fold)
+    require(is_integer(folds, 1), "folds", "an integer >= 1", folds)
+    require(is_integer(per_fold, 1), "per_fold", "an integer >= 1", per_fold)
     generator = torch.Generator().manual_seed(seed)
     classes, labels = torch.unique(labels.to(generator.device), return_inverse=True)  # labels become 0, 1, ...
     rows: list[tuple[int, int, bool, int]] = []
@@ -270,8 +270,8 @@ def sample_pairs(
         same = torch.cat([torch.combinations(positions) for positions in by_class.split(sizes.tolist())])
     else:
         same = torch.stack(_random_same_pairs(by_class, sizes, most, generator), dim=1)
-    different: list[Tensor] = []
-    while sum(map(len, different)) < most:
+    different = [same.new_empty(0, 2)]
+    while len(sizes) > 1 and sum(map(len, different)) < most:
         candidates = torch.randint(count, (most, 2), generator=generator)
         different.append(candidates[labels[candidates[:, 0]] != labels[candidates[:, 1]]])
     pairs = torch.cat([same, torch.cat(different)[:most]])

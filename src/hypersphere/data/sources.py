@@ -199,7 +199,7 @@ class TensorSource:
     def fingerprint(self) -> dict[str, Any]:
         """Return checksums of the labels, the names and evenly spaced samples."""
         rows = self.inputs[spaced_positions(len(self), 1000)].contiguous()
-        content = digest(rows.cpu().view(-1).numpy().tobytes())
+        content = digest(rows.cpu().view(-1).view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
         return common_fingerprint(self.classes, self.labels) | {"names": self._names.digest(), "content": content}
 
     def subset(self, positions: Tensor) -> TensorSource:
