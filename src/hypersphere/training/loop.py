@@ -287,13 +287,25 @@ def _step(optimizer: Any, clip: float | None, scaler: torch.amp.GradScaler | Non
         for one in optimizers:
             scaler.unscale_(one)  # before clipping, which needs the true norm
     if clip is not None:
-        nn.utils.clip_grad_norm_([p for one in optimizers for group in one.param_groups for p in group["params"]], clip)
+        parameters = [p for one in optimizers for group in one.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_([_with_dense_gradient(p) for p in parameters], clip)
     if scaler is None:
         optimizer.step()
     else:
         for one in optimizers:
             scaler.step(one)
         scaler.update()
+
+
+def _with_dense_gradient(p: Tensor) -> Tensor:
+    """Return `p`, or a stand-in whose gradient is the rows of the sparse gradient of `p`, in the same memory."""
+    if p.grad is None or not p.grad.is_sparse:
+        return p
+    p.grad = p.grad.coalesce()
+    rows = p.grad.values()
+    stand_in = rows.new_empty(()).expand_as(rows)  # one number in memory
+    stand_in.grad = rows
+    return stand_in
 
 
 def _optimizers(optimizer: Any) -> list[Any]:
