@@ -213,13 +213,13 @@ class Gallery:
         adopts = fingerprint is not None and self.fingerprint is None and not len(self)
         if not adopts:
             self._check_fingerprint(fingerprint)
+        require(not isinstance(names, str), "names", "a list of strings", names)
+        other = [name for name in names if not isinstance(name, str)]
+        require(not other, "names", "a list of strings, the first argument", other[:1])
         directions = self._directions("embeddings", embeddings).float()
         zero = (directions == 0).all(1).nonzero().flatten()
         if self.dtype == "binary" and len(zero):
             raise ValueError(f"embeddings must not be zero in a binary gallery, but row {int(zero[0])} is")
-        require(not isinstance(names, str), "names", "a list of strings", names)
-        other = [name for name in names if not isinstance(name, str)]
-        require(not other, "names", "a list of strings", other[:1])
         count = len(directions)
         require(len(names) == count, "names", f"{count} names, one per embedding", f"{len(names)} names")
         rows, full, serials = (
