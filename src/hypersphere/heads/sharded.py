@@ -61,6 +61,7 @@ class ShardedHead(nn.Module):
     Classes that are not sampled (`sample`) have no row in the sparse gradient. They are not updated by optimizers that
     use nothing but the gradient: `torch.optim.SGD` without momentum and weight decay, and `torch.optim.SparseAdam`. SGD
     with momentum also moves rows that were sampled in earlier steps. Most other optimizers reject sparse gradients.
+    `hypersphere.optim.RowSGD` and `RowAdamW` apply momentum and weight decay to the sampled rows only.
 
     There is no `logits`: another loss would need the scores of all classes with their gradients in every process, which
     is what this class avoids. Use `forward`, or `scores` without gradients.
