@@ -194,6 +194,14 @@ class Gallery:
         """Bytes of the stored embeddings, without `keep_full`, names and approximate index."""
         return self._entries.rows.nbytes
 
+    @property
+    def scores_are_cosines(self) -> bool:
+        """Whether scores are cosines of embeddings, up to rounding, so that thresholds and calibrations hold for them.
+
+        They are not if only the signs of the embeddings are stored: dtype "binary" without `keep_full`.
+        """
+        return self.dtype != "binary" or self.keep_full
+
     # --- changes
 
     def enroll(self, names: Sequence[str], embeddings: Array, *, fingerprint: str | None = None) -> None:
