@@ -35,6 +35,13 @@ def test_every_deprecated_name_resolves_with_a_warning():
             assert getattr(importlib.import_module(module), old) is not None
 
 
+def test_modules_with_deprecated_names_suggest_the_nearest_name():
+    with pytest.raises(AttributeError, match=r"has no attribute 'SphereConv2d'; did you mean sphere_conv2d\?"):
+        hypersphere.layers.SphereConv2d  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'hat'$"):
+        hypersphere.layers.hat  # noqa: B018
+
+
 def test_deprecated_elevation_overwrites_its_argument():
     c = torch.tensor([1.0000001, 0.0, -2.0])
     with pytest.warns(DeprecationWarning, match="arcsin_"):

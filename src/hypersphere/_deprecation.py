@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
+
+from hypersphere._validation import nearest_name
 
 __all__ = ["accept_old_methods", "deprecated_argument", "deprecated_attribute", "deprecated_names"]
 
@@ -48,7 +51,7 @@ def deprecated_argument(old: str, new: str) -> Callable[[Callable[Parameters, Re
 
 
 def deprecated_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module-level `__getattr__` that forwards old names and warns.
+    """Return a module-level `__getattr__` that forwards old names and warns, and suggests the nearest public name.
 
     Args:
         module: the module that had the old names. Pass its `__name__`.
@@ -66,7 +69,8 @@ def deprecated_names(module: str, renamed: Mapping[str, str]) -> Callable[[str],
 
     def __getattr__(name: str) -> Any:
         if name not in renamed:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+            near = nearest_name(name, getattr(sys.modules.get(module), "__all__", ()))
+            raise AttributeError(f"module {module!r} has no attribute {name!r}{near}")
         target_module, _, target_name = renamed[name].partition(":")
         warnings.warn(
             f"{module}.{name} is deprecated, use {target_module}.{target_name} instead",

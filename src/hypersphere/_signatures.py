@@ -29,7 +29,7 @@ def named_parameters(function: Function) -> dict[str, Parameter]:
 def accept_options_of(*others: Function, only: Collection[str] | None = None) -> Callable[[Decorated], Decorated]:
     """Decorate a function that passes its `**options` on to `others`: their parameters appear in its signature.
 
-    An unknown option raises a `TypeError` that names the decorated function and suggests the nearest option.
+    An unknown option raises a `TypeError` that names the decorated function and the nearest option, or all of them.
 
     Args:
         others: the functions that receive the options.
@@ -53,7 +53,9 @@ def accept_options_of(*others: Function, only: Collection[str] | None = None) ->
         def call(*arguments: Any, **options: Any) -> Any:
             for name in (name for name in options if name not in parameters):
                 owner = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
-                raise TypeError(f"{owner} has no option {name!r}{nearest_name(name, parameters)}")
+                accepted = ", ".join(one for one in parameters if one != "self")
+                near = nearest_name(name, parameters) or f". Options: {accepted}"
+                raise TypeError(f"{owner} has no option {name!r}{near}")
             return function(*arguments, **options)
 
         ordered = sorted(parameters.values(), key=lambda parameter: parameter.kind)

@@ -16,6 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
+from hypersphere.cli.opening import open_run
+from hypersphere.cli.service import Service
 from hypersphere.gallery import Gallery, fingerprint_of
 from hypersphere.training import Run
 
@@ -137,6 +139,18 @@ def test_search_without_calibration_has_cosines_only(people, enrolled_photos, ph
     words = ["search", tmp_path / "gallery", photos / "person-00" / "0.png", "--run", people.folder]
     assert "probability" not in succeeds(*words, "--json")
     assert "robability" not in succeeds(*words)
+
+
+def test_search_in_signs_has_no_probabilities(calibrated, enrolled_photos, photos, succeeds, tmp_path):
+    query = photos / "person-00" / "0.png"
+    succeeds("enroll", calibrated.folder, enrolled_photos, "--gallery", tmp_path / "gallery", "--dtype", "binary")
+    words = ["search", tmp_path / "gallery", query, "--run", calibrated.folder]
+    assert "probability" not in succeeds(*words, "--json")
+    assert "Cosine: with the signs" in succeeds(*words)
+    opened = open_run(calibrated.folder, with_data=False)
+    service = Service.of(opened, Gallery.load(tmp_path / "gallery"), max_pixels=1000)
+    (match,) = service.search(service.embed(query.read_bytes(), "query"), 1, True)["matches"]
+    assert set(match) == {"name", "cosine"}
 
 
 def test_gallery_commands_refuse_another_model(gallery, enrolled_photos, photos, fails, tmp_path):

@@ -375,6 +375,10 @@ def test_regularizers_name_themselves_for_an_unknown_argument(kind):
     message = rf"^{kind.__name__} has no option 'shcedule'; did you mean schedule\?"
     with pytest.raises(TypeError, match=message):
         kind(pyramid(), shcedule=None)
+    with pytest.raises(
+        TypeError, match=rf"^{kind.__name__} has no option 'strength'. Options: model, .*schedule, every"
+    ):
+        kind(pyramid(), strength=1.0)
 
 
 @pytest.mark.parametrize(

@@ -388,6 +388,7 @@ def test_invalid_changes_change_nothing():
         ("d", [[1.0, 2.0, 3.0]], "names must be a list of strings"),
         ([4], [[1.0, 2.0, 3.0]], "names must be a list of strings"),
         (["d"], [["x", "y", "z"]], "embeddings must be a matrix of numbers"),
+        (np.ones((1, 3)), ["d"], "names must be a list of strings, the first argument"),
     ]
     for names, embeddings, message in bad:
         with pytest.raises(ValueError, match=message):

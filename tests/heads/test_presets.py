@@ -143,10 +143,12 @@ def test_heads_suggest_the_nearest_name(name, nearest):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("arcface", {"margin": 0.5}, "arcface has no option 'margin'; did you mean m? Options: s, m and those of "),
+        ("arcface", {"margin": 0.5}, "arcface has no option 'margin'; did you mean m? Options: s, m, annealing, "),
         ("arcface", {"scale": 64}, "arcface has no option 'scale'; did you mean s? "),
         ("arcface", {"label_smooth": 0.1}, "arcface has no option 'label_smooth'; did you mean label_smoothing? "),
-        ("softmax", {"temperature": 2}, "softmax has no option 'temperature'. Options: bias and those of HeadOptions"),
+        ("arcface", {"sub_centres": 3}, "arcface has no option 'sub_centres'; did you mean centers? "),
+        ("arcface", {"warm_up": 9}, "arcface has no option 'warm_up'; did you mean ramp? "),
+        ("softmax", {"temperature": 2}, "softmax has no option 'temperature'. Options: bias, annealing, ramp, "),
         ("sphereface2", {"radius": 64}, "sphereface2 has no option 'radius'; did you mean s? Options: s, m, t, "),
     ],
 )

@@ -323,6 +323,8 @@ def test_load_adapter_adds_sets_that_use_rotation_set_switches(tmp_path):
     for name in ("a", "main", "no name", "half"):
         with left_unchanged(model), pytest.raises(ValueError, match="name must be"):
             load_adapter(model, tmp_path / "a", name=name)
+    with left_unchanged(model), pytest.raises(ValueError, match="name must be a new name, such as 'second'"):
+        load_adapter(model, tmp_path / "a")
 
 
 def test_load_adapter_rotates_layers_that_no_other_set_rotates(tmp_path):

@@ -37,7 +37,7 @@ def search(
     source, _ = opened.images(images, "search")
     features, _ = opened.embed(source)
     matches = enrolled.search(features, k, per_name=not photos, fingerprint=opened.fingerprint)
-    calibration = opened.calibration()
+    calibration = opened.calibration() if enrolled.scores_are_cosines else None
     results: list[dict[str, Any]] = []
     for position, (names, scores) in enumerate(zip(matches.names, matches.scores.tolist(), strict=True)):
         rows = [{"name": name, "cosine": score} for name, score in zip(names, scores, strict=True)]
@@ -51,6 +51,10 @@ def search(
     columns = [report.Column("image"), report.Column("name"), report.Column("cosine", format=".4f")]
     columns += [report.Column("probability", format=".3f")] * (calibration is not None)
     lines = [[result["image"], *row.values()] for result in results for row in result["matches"]]
-    note = "Probability: that the image and the nearest photo of this name show the same identity."
+    note = ""
+    if calibration is not None:
+        note = "Probability: that the image and the nearest photo of this name show the same identity."
+    elif not enrolled.scores_are_cosines:
+        note = "Cosine: with the signs of the photo's embedding, so thresholds and calibrations do not hold for it."
     title = f"{len(enrolled)} photos of {len(set(enrolled.names))} names"
-    report.print_table(report.Table(title, columns, lines, "" if calibration is None else note))
+    report.print_table(report.Table(title, columns, lines, note))

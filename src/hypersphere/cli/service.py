@@ -71,6 +71,8 @@ class Service:
         """Return the best matches of one embedding."""
         matches = self.gallery.search([x] if isinstance(x, list) else x[None], k, per_name=per_name)
         pairs = zip(matches.names[0], matches.scores[0].tolist(), strict=True)
+        if not self.gallery.scores_are_cosines:  # the calibration does not hold for cosines with signs
+            return {"matches": [{"name": name, "cosine": score} for name, score in pairs]}
         return {"matches": [{"name": name, **self.interpret(score)} for name, score in pairs]}
 
 

@@ -33,14 +33,21 @@ class Interval:
         low, high: the interval that contains the fraction `level` of the bootstrap values.
         level: such as 0.95.
 
+    `float` returns the value.
+
     >>> print(Interval(0.975, 0.9612, 0.9833, 0.95))
     0.9750 [0.9612, 0.9833] (95 %)
+    >>> float(Interval(0.975, 0.9612, 0.9833, 0.95))
+    0.975
     """
 
     value: float
     low: float
     high: float
     level: float
+
+    def __float__(self) -> float:
+        return self.value
 
     def __str__(self) -> str:
         return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}] ({100 * self.level:g} %)"

@@ -195,6 +195,14 @@ class Gallery:
         """Bytes of the encoded embeddings, without names, the index and the float32 rows of `keep_full`."""
         return self._entries.rows.nbytes
 
+    @property
+    def scores_are_cosines(self) -> bool:
+        """Whether scores are cosines of embeddings, up to rounding, so that thresholds and calibrations hold for them.
+
+        They are not if only the signs of the embeddings are stored: dtype "binary" without `keep_full`.
+        """
+        return self.dtype != "binary" or self.keep_full
+
     # --- changes
 
     def enroll(self, names: Sequence[str], embeddings: Array, *, fingerprint: str | None = None) -> None:
@@ -214,13 +222,13 @@ class Gallery:
         adopts = fingerprint is not None and self.fingerprint is None and not len(self)
         if not adopts:
             self._check_fingerprint(fingerprint)
+        require(not isinstance(names, str), "names", "a list of strings", names)
+        invalid = [name for name in names if not isinstance(name, str)]
+        require(not invalid, "names", "a list of strings, the first argument", invalid[:1])
         directions = self._directions("embeddings", embeddings).float()
         zero = (directions == 0).all(1).nonzero().flatten()
         if self.dtype == "binary" and len(zero):
             raise ValueError(f"embeddings must not be zero in a binary gallery, but row {int(zero[0])} is")
-        require(not isinstance(names, str), "names", "a list of strings", names)
-        invalid = [name for name in names if not isinstance(name, str)]
-        require(not invalid, "names", "a list of strings", invalid[:1])
         count = len(directions)
         require(len(names) == count, "names", f"{count} names, one per embedding", f"{len(names)} names")
         rows, full, serials = (

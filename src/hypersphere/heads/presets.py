@@ -73,7 +73,7 @@ Arguments = ParamSpec("Arguments")
 Head = TypeVar("Head", bound=AngularHead)
 
 # Names of options in other libraries. Messages about unknown options suggest the name that they have here.
-OPTION_SYNONYMS = {"margin": "m", "scale": "s", "radius": "s"}
+OPTION_SYNONYMS = {"margin": "m", "scale": "s", "radius": "s", "warmup": "ramp", "sub_centers": "centers"}
 
 
 class HeadOptions(TypedDict, total=False):
@@ -109,7 +109,7 @@ def _suggest_options(preset: Callable[Arguments, Head]) -> Callable[Arguments, H
             if unknown is None:
                 raise
         near = nearest_name(unknown, [*parameters, *head_options], OPTION_SYNONYMS) or "."
-        accepted = ", ".join(parameters) + (" and those of HeadOptions" if head_options else "")
+        accepted = ", ".join([*parameters, *head_options])
         raise TypeError(f"{preset.__name__} has no option {unknown!r}{near} Options: {accepted}")
 
     return call

@@ -61,9 +61,11 @@ class ShardedHead(nn.Module):
     Classes that are not sampled (`sample`) have no row in the sparse gradient. They are not updated by optimizers that
     use nothing but the gradient: `torch.optim.SGD` without momentum and weight decay, and `torch.optim.SparseAdam`. SGD
     with momentum also moves rows that were sampled in earlier steps. Most other optimizers reject sparse gradients.
+    `hypersphere.optim.RowSGD` and `RowAdamW` apply momentum and weight decay to the sampled rows only.
 
     There is no `logits`: another loss would need the scores of all classes with their gradients in every process, which
     is what this class avoids. Use `forward`, or `scores` without gradients.
+    There is no `label_angles` and no `keep_dominant_centers` either: load `full_state_dict` into a head of one process.
 
     `full_state_dict` and `load_full_state_dict` create checkpoints that fit any number of processes. `state_dict`
     describes the part of this process only, and so does the state of an optimizer.

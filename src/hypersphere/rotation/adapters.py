@@ -211,6 +211,8 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
     rotated = {path: (module, rotation) for path, module, rotation in _rotations(model)}
     if rotated:
         _require_only_rotations(adapter)
+        # Without `name` it is "main", which a rotated model has.
+        require(name != "main", "name", "a new name, such as 'second', in a model that is rotated already", name)
     # Everything is prepared and checked before the first change, so that an error leaves the model unchanged.
     plain = {path: layers[path] for path in adapter.layers if path not in rotated}
     plans = [_plan_of_layer(path, layer, adapter, name) for path, layer in plain.items()]

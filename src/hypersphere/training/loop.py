@@ -295,13 +295,25 @@ def _step(optimizer: Any, clip: float | None, scaler: torch.amp.GradScaler | Non
         for opt in optimizers:
             scaler.unscale_(opt)  # before clipping, which needs the true norm
     if clip is not None:
-        nn.utils.clip_grad_norm_([p for opt in optimizers for group in opt.param_groups for p in group["params"]], clip)
+        parameters = [p for opt in optimizers for group in opt.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_([_with_dense_gradient(p) for p in parameters], clip)
     if scaler is None:
         optimizer.step()
     else:
         for opt in optimizers:
             scaler.step(opt)
         scaler.update()
+
+
+def _with_dense_gradient(p: Tensor) -> Tensor:
+    """Return `p`, or a stand-in whose gradient is the rows of the sparse gradient of `p`, in the same memory."""
+    if p.grad is None or not p.grad.is_sparse:
+        return p
+    p.grad = p.grad.coalesce()
+    rows = p.grad.values()
+    stand_in = rows.new_empty(()).expand_as(rows)  # one number in memory
+    stand_in.grad = rows
+    return stand_in
 
 
 def _optimizers(optimizer: Any) -> list[Any]:
