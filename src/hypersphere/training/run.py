@@ -85,8 +85,9 @@ class Run:
         """Create the folder if needed and write the config.
 
         Raises:
-            ValueError: if the folder holds a run or cannot be written.
+            ValueError: if the folder holds a run, or checkpoints of one, or cannot be written.
         """
+        refuse_existing(Path(folder))
         source = None if weights is None else absolute_path(weights)
         run = cls(Path(folder), config, weights=source, outline=outline, fingerprint=fingerprint)
         try:
@@ -206,7 +207,7 @@ class Run:
         Raises:
             ValueError: if the run has a checkpoint.
         """
-        if self._has_checkpoints():
+        if _has_checkpoints(self.folder):
             refuse_existing(self.folder)
         # The config comes last: while it exists, this is still a run.
         events = (self.folder / TENSORBOARD).glob("events.out.tfevents.*")
@@ -250,10 +251,6 @@ class Run:
     def checkpoints(self, keep: int = 3, *, on_damage: Callable[[str], None] = warnings.warn) -> Checkpoints:
         """Return the checkpoints of the run; `on_damage` gets a message for each damaged one that is skipped."""
         return Checkpoints(self.folder / CHECKPOINTS, keep, on_damage=on_damage)
-
-    def _has_checkpoints(self) -> bool:
-        """Return True if there is any checkpoint, also a damaged one; unfinished ones have hidden names."""
-        return any(not path.name.startswith(".") for path in (self.folder / CHECKPOINTS).glob("*"))
 
     def checkpoint(
         self, step: int | str | None = None, *, on_damage: Callable[[str], None] = warnings.warn
@@ -369,9 +366,17 @@ def read_weights(source: str | Path, *, on_damage: Callable[[str], None] = warni
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raise a `ValueError` if a folder already holds a run."""
+    """Raise a `ValueError` if a folder already holds a run, or checkpoints of a run whose config is missing."""
     if (folder / CONFIG).exists():
         raise ValueError(f"{folder} already holds a run; resume it, or choose another folder")
+    if _has_checkpoints(folder):
+        # With another config, they would be evaluated and resumed as if they belonged to it.
+        raise ValueError(f"{folder} holds checkpoints of a run without its {CONFIG}; choose another folder")
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    """Return True if there is any checkpoint, also a damaged one; unfinished ones have hidden names."""
+    return any(not path.name.startswith(".") for path in (folder / CHECKPOINTS).glob("*"))
 
 
 def run_without_checkpoint(folder: Path) -> Run | None:
@@ -387,7 +392,7 @@ def run_without_checkpoint(folder: Path) -> Run | None:
         run = Run.open(folder) if (folder / CONFIG).exists() else None
     except ValueError:  # damaged, of another version, or not a file of this library
         run = None
-    if run is None or run._has_checkpoints():
+    if run is None or _has_checkpoints(folder):
         refuse_existing(folder)
     return run
 
