@@ -50,6 +50,9 @@ def report(
     target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     check_target("--out", target, [".html"])
     if out is None and len(recorded) == len(folders) == 1:
+        for name in ("table.md", "figure.svg"):
+            # Neither has the mark, but both contain the title of the recipe.
+            check_target("--out", folders[0] / name, [".md", ".svg"], mark=recorded[0].title)
         pages.write_recipe_page(recorded[0], folders[0])
     else:
         made = [pages.recipe_page(results) for results in recorded]
