@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -217,9 +217,7 @@ class Gallery:
         zero = (directions == 0).all(1).nonzero().flatten()
         if self.dtype == "binary" and len(zero):
             raise ValueError(f"embeddings must not be zero in a binary gallery, but row {int(zero[0])} is")
-        require(not isinstance(names, str), "names", "a list of strings", names)
-        other = [name for name in names if not isinstance(name, str)]
-        require(not other, "names", "a list of strings", other[:1])
+        names = _as_names(names)
         count = len(directions)
         require(len(names) == count, "names", f"{count} names, one per embedding", f"{len(names)} names")
         rows, full, serials = (
@@ -246,7 +244,7 @@ class Gallery:
             ValueError: if a name is not in the gallery; then nothing is removed.
         """
         entries = self._entries
-        unwanted = {names} if isinstance(names, str) else set(names)
+        unwanted = set(_as_names([names] if isinstance(names, str) else names))
         missing = sorted(unwanted.difference(entries.names), key=str)
         if missing:
             raise ValueError(f"names must be in the gallery, but {missing[0]!r} is not")
@@ -470,6 +468,16 @@ class Gallery:
         _numerics.require_finite_rows(argument, x)
         # `polar` scales each row separately, so that equal rows have equal directions in every batch.
         return torch.cat([sphere.polar(part.double())[1] for part in x.split(NORMALIZED_ROWS)])
+
+
+def _as_names(names: object) -> list[str]:
+    """Return names as a list, after checking that all of them are strings."""
+    is_listing = isinstance(names, Iterable) and not isinstance(names, str)
+    require(is_listing, "names", "a list of strings", names)
+    listed = list(cast(Iterable[Any], names))
+    other = [name for name in listed if not isinstance(name, str)]
+    require(not other, "names", "a list of strings", other[:1])
+    return listed
 
 
 def _tensors(kind: str, rows: Rows) -> dict[str, Tensor]:
