@@ -85,7 +85,7 @@ class Run:
         """Create the folder if needed and write the config.
 
         Raises:
-            ValueError: if the folder holds a run, or checkpoints of one, or cannot be written.
+            ValueError: if the folder holds a run, or checkpoints or metrics of one, or cannot be written.
         """
         refuse_existing(Path(folder))
         source = None if weights is None else absolute_path(weights)
@@ -366,12 +366,14 @@ def read_weights(source: str | Path, *, on_damage: Callable[[str], None] = warni
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raise a `ValueError` if a folder already holds a run, or checkpoints of a run whose config is missing."""
+    """Raise a `ValueError` if a folder already holds a run, or what is left of a run whose config is missing."""
     if (folder / CONFIG).exists():
         raise ValueError(f"{folder} already holds a run; resume it, or choose another folder")
-    if _has_checkpoints(folder):
-        # With another config, they would be evaluated and resumed as if they belonged to it.
-        raise ValueError(f"{folder} holds checkpoints of a run without its {CONFIG}; choose another folder")
+    # With another config, checkpoints would be evaluated and resumed, and lines of metrics added, as if they belonged
+    # to it.
+    parts = ["checkpoints"] * _has_checkpoints(folder) + [METRICS] * (folder / METRICS).exists()
+    if parts:
+        raise ValueError(f"{folder} holds {' and '.join(parts)} of a run without its {CONFIG}; choose another folder")
 
 
 def _has_checkpoints(folder: Path) -> bool:
