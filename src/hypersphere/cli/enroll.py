@@ -47,10 +47,13 @@ def enroll(
 
     require(images.is_dir(), "FOLDER", "an existing folder of images", str(images))
     require(not gallery.is_file(), "--gallery", "a folder", f"the file {gallery}")
+    manifest = _manifest(gallery)
     enrolled = _existing(gallery, dtype, index)
     opened = open_run(folder, step=step, device=device, with_data=False, trust_code=trust_code)
     source, labelled = opened.images([images], "enroll")
     features, labels = opened.embed(source, batch=batch)
+    if _manifest(gallery) != manifest:  # another command has saved in the meantime
+        enrolled = _existing(gallery, dtype, index)
     if labelled:
         names = [source.classes[label] for label in labels.tolist()]
     else:
@@ -68,6 +71,12 @@ def enroll(
         print_line(f"{len(known)} of these names {done}")
     chosen = "" if step is None else f" --step {step}"
     print_line(f"Next: hypersphere search {gallery} IMAGE --run {folder}{chosen}")
+
+
+def _manifest(folder: Path) -> bytes | None:
+    """Return the content of the manifest of a gallery, which differs after every save, or None if there is none."""
+    path = folder / MANIFEST
+    return path.read_bytes() if path.is_file() else None
 
 
 def _existing(folder: Path, dtype: str | None, index: str | None) -> Gallery | None:
