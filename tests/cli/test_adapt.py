@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -103,6 +104,30 @@ def test_adapt_names_invalid_arguments(model_folder, text, tmp_path, fails):
 
 
 @pytest.mark.slow
+def test_adapt_refuses_weights_that_are_damaged_or_do_not_fit(model_folder, text, tmp_path, command):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    out = tmp_path / "adapter"
+
+    def refusal():
+        code, printed, errors = command("adapt", folder, "--text", text, "--out", out, "--steps", "1")
+        assert (printed, out.exists()) == ("", False)
+        return code, errors
+
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "n_layer": 2}))
+    code, errors = refusal()
+    assert code == 3
+    assert f"the weights in {folder} are incomplete: 12 are missing, such as transformer.h.1.attn" in errors
+    (folder / "config.json").write_text(json.dumps({**config, "n_embd": 32}))
+    code, errors = refusal()
+    assert (code, "MODEL must be the folder of a causal language model" in errors) == (2, True)
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    code, errors = refusal()
+    assert (code, f"the weights in {folder} are not readable safetensors files" in errors) == (3, True)
+
+
 def test_adapt_names_the_folder_of_a_model_that_does_not_fit(text, tmp_path, fails):
     for content in ('{"model_type": "vit"}', "{"):
         (tmp_path / "config.json").write_text(content)

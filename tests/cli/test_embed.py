@@ -28,10 +28,20 @@ def test_embed_writes_the_test_data_of_a_run(plain, succeeds):
     np.testing.assert_allclose(found["features"], features(plain, data.inputs / 255), rtol=1e-4, atol=1e-5)
     assert torch.equal(found["labels"], data.labels)
     words = json.loads((plain.folder / "embeddings.json").read_text())
-    assert words.pop("note") == "written by hypersphere"
+    assert (words.pop("note"), words.pop("file")) == ("written by hypersphere", "embeddings.safetensors")
     names = [str(place) for place in range(500)]
     assert words == {"names": names, "labels": data.labels.tolist(), "classes": list(data.classes)}
     succeeds("embed", plain.folder)  # its own files are replaced
+
+
+def test_embed_keeps_the_labels_of_embeddings_with_another_suffix(plain, succeeds, fails, tmp_path):
+    succeeds("embed", plain.folder, "--out", tmp_path / "e.npy")
+    before = (tmp_path / "e.json").read_bytes()
+    (tmp_path / "e.safetensors").write_text("mine")
+    message = fails(2, "embed", plain.folder, "--out", tmp_path / "e.safetensors")
+    assert f"--out: {tmp_path / 'e.json'} has the labels of e.npy; choose another name" in message
+    assert (tmp_path / "e.json").read_bytes() == before
+    assert (tmp_path / "e.safetensors").read_text() == "mine"
 
 
 def test_embed_appends_features_of_mirrored_images(plain, succeeds, tmp_path):
@@ -84,7 +94,7 @@ def test_embed_leaves_no_files_if_the_disk_is_full(plain, fails, monkeypatch, tm
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(embeddings, "json", SimpleNamespace(dumps=full))  # after the matrix was written
+    monkeypatch.setattr(embeddings, "json", SimpleNamespace(dumps=full, loads=json.loads))  # after the matrix
     assert "No space left on device" in fails(1, "embed", plain.folder, "--out", tmp_path / "e.npy")
     assert list(tmp_path.iterdir()) == []
 

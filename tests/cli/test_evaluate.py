@@ -321,6 +321,7 @@ def test_evaluate_omits_pairs_if_every_class_has_one_sample(draw_images, succeed
         (["nan.npy", "labels.npy"], "must be finite, but row 3 is not"),
         (["features.npy", "labels.npy", "--pairs", "100"], "there are 72 same and 1056 different pairs"),
         (["features.npy", "labels.npy", "--pairs", "pairs.txt"], "pairs.txt not found"),
+        (["features.npy", "labels.npy", "--pairs", "²"], "² not found"),
         (["features.npy", "labels.npy", "--ranks", "first"], "--ranks must be numbers separated by commas"),
         (["features.npy", "labels.npy", "--ranks", "0"], "ranks must be integers >= 1"),
         (["features.npy", "labels.npy", "--ranks", "5/2"], "--ranks must be numbers separated by commas, not '5/2'"),

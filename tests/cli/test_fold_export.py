@@ -72,12 +72,17 @@ def test_equivalent_weight_is_none_for_other_angular_activations(angular):
     assert equivalent_weight(DecoupledLinear(4, 3, magnitude="linear", angular=angular)) is None
 
 
-def test_fold_rejects_plain_runs_and_occupied_folders(plain, rotated, fails, tmp_path):
+def test_fold_rejects_plain_runs_and_occupied_folders(plain, rotated, fails, tmp_path, monkeypatch):
     assert "cannot be folded: all its layers are plain" in fails(2, "fold", plain.folder)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine").touch()
     assert "--out must be a new or an empty folder" in fails(2, "fold", rotated.folder, "--out", tmp_path / "there")
     assert [path.name for path in tmp_path.rglob("*")] == ["there", "mine"]
+    (tmp_path / "there" / "mine").unlink()
+    monkeypatch.chdir(tmp_path / "there")
+    assert "--out must be another folder than the current one, not '.'" in fails(
+        2, "fold", rotated.folder, "--out", "."
+    )
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hypersphere.cli.opening import open_run
+from hypersphere.cli.opening import LoadedRun, open_run
 from hypersphere.cli.service import Service
 from hypersphere.gallery import Gallery, fingerprint_of
 from hypersphere.training import Run
@@ -70,6 +70,31 @@ def nearest_people(run, folder, query):
     for path in sorted(folder.glob("*/*.png")):
         best[path.parent.name] = max(best.get(path.parent.name, -1), float(x @ unit_embedding(run, path)))
     return sorted(best.items(), key=lambda item: -item[1])
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_enroll_keeps_what_another_command_enrols_in_the_meantime(
+    is_new, calibrated, enrolled_photos, gallery, succeeds, monkeypatch, tmp_path
+):
+    folder = tmp_path / "gallery"
+    before = 0
+    if not is_new:
+        shutil.copytree(gallery, folder)
+        before = len(Gallery.load(folder))
+    embed = LoadedRun.embed
+
+    def embed_while_another_command_saves(self, source, **options):
+        features, labels = embed(self, source, **options)
+        other = Gallery(features.shape[1], fingerprint=self.fingerprint) if is_new else Gallery.load(folder)
+        other.enroll(["someone else"], features[:1])
+        other.save(folder)
+        return features, labels
+
+    monkeypatch.setattr(LoadedRun, "embed", embed_while_another_command_saves)
+    succeeds("enroll", calibrated.folder, enrolled_photos, "--gallery", folder)
+    names = Gallery.load(folder).names
+    assert names.count("someone else") == 1
+    assert len(names) == before + 1 + len([*enrolled_photos.glob("*/*.png")])
 
 
 def test_enroll_names_images_by_their_folder(calibrated, gallery):

@@ -78,6 +78,19 @@ def test_report_of_records_writes_all_files_and_runs_nothing(tmp_path, monkeypat
     assert {path.name: path.read_bytes() for path in page.parent.iterdir() if path.is_file()} == written
 
 
+def test_report_of_records_replaces_no_files_of_others(tmp_path, monkeypatch, succeeds, fails):
+    fresh(tmp_path, monkeypatch)
+    succeeds("report", tmp_path / "toy")
+    succeeds("report", tmp_path / "toy")  # its own files are replaced
+    for name in ("table.md", "figure.svg"):
+        path = tmp_path / "toy" / name
+        own = path.read_bytes()
+        path.write_text("mine")
+        assert f"{path} exists and was not written by this command" in fails(2, "report", tmp_path / "toy")
+        assert path.read_text() == "mine"
+        path.write_bytes(own)
+
+
 def test_report_with_out_writes_only_that_file(tmp_path, monkeypatch, succeeds):
     fresh(tmp_path, monkeypatch)
     before = sorted(tmp_path.rglob("*"))

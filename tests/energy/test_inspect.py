@@ -144,6 +144,7 @@ def test_inspect_handles_extreme_scales(scale):
         assert measured == pytest.approx([scale * float(v) for v in (norms.mean(), norms.min(), norms.max())], rel=1e-5)
     else:
         assert (layer.effective_rank, layer.zero_neurons, layer.norms.largest) == (0, 12, 0)
+        assert layer.separation == pytest.approx(math.pi / 2)  # zero neurons have no direction
 
 
 def test_inspect_measures_holes_and_orthogonality():

@@ -52,6 +52,11 @@ def test_paired_difference_rejects_unequal_numbers():
         paired_difference([1.0], [1.0, 2.0])
 
 
+def test_paired_difference_rejects_values_that_are_not_finite():
+    with pytest.raises(ValueError, match=r"second must be finite numbers, not \[nan\]"):
+        paired_difference([1.0, 2.0], [1.0, math.nan])
+
+
 @pytest.mark.parametrize("levels", [4, 1000])
 def test_rank_correlation_agrees_with_scipy_also_for_ties(levels):
     generator = np.random.default_rng(0)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from hypersphere import _numerics
-from hypersphere.evaluation import first_of_each, identification, identify
+from hypersphere.evaluation import first_of_each, identification, identify, identify_by_first
 from hypersphere.evaluation.identification import Mates
 
 from . import reference
@@ -245,6 +245,11 @@ def test_first_of_each_rejects_invalid_labels():
         first_of_each(["ann", "bob"])
     with pytest.raises(ValueError, match="labels must be a non-empty vector of integers"):
         first_of_each(torch.zeros(2, 2, dtype=torch.int64))
+
+
+def test_identify_by_first_needs_a_class_of_two_samples():
+    with pytest.raises(ValueError, match="labels must have a label that occurs twice, but there is none"):
+        identify_by_first(torch.eye(3), [0, 1, 2])
 
 
 @pytest.mark.parametrize("block", [3, 8192])

@@ -387,6 +387,7 @@ def test_invalid_changes_change_nothing():
         (["d", "e"], [[1.0, 2.0, 3.0]], "names must be 1 names, one per embedding"),
         ("d", [[1.0, 2.0, 3.0]], "names must be a list of strings"),
         ([4], [[1.0, 2.0, 3.0]], "names must be a list of strings"),
+        (None, [[1.0, 2.0, 3.0]], "names must be a list of strings"),
         (["d"], [["x", "y", "z"]], "embeddings must be a matrix of numbers"),
         (np.ones((1, 3)), ["d"], "names must be a list of strings, the first argument"),
     ]
@@ -395,6 +396,9 @@ def test_invalid_changes_change_nothing():
             gallery.enroll(names, embeddings)
     with pytest.raises(ValueError, match="names must be in the gallery, but 'd' is not"):
         gallery.remove(["a", "d"])
+    for names in (None, 4, [["a"]]):
+        with pytest.raises(ValueError, match="names must be a list of strings"):
+            gallery.remove(names)
     assert gallery.names == ("a", "b", "c")
     assert len(gallery) == 3
 

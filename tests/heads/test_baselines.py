@@ -8,7 +8,7 @@ from pytorch_metric_learning import distances, losses, miners
 from torch.utils.checkpoint import checkpoint
 
 import hypersphere as hs
-from hypersphere.heads import BASELINES, CenterHead, HingeHead, MetricLearningHead
+from hypersphere.heads import BASELINES, CenterHead, HingeHead, MetricLearningHead, NonFiniteScoresError
 
 from .samples import problem
 
@@ -63,6 +63,25 @@ def test_center_head_adds_the_distance_to_the_centres_and_moves_them():
         members = [i for i in range(6) if y[i] == label]
         change = sum((centers[label] - x[i].numpy() for i in members), np.zeros(5)) / (1 + len(members))
         np.testing.assert_allclose(head.centers[label].numpy(), centers[label] - 0.5 * change, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [HingeHead, CenterHead])
+def test_baselines_name_the_row_of_a_feature_that_is_not_finite(kind):
+    x = torch.ones(3, 5)
+    x[0], x[2, 1] = torch.nan, torch.inf
+    with pytest.raises(ValueError, match="x must be finite, but row 2 is not"):
+        kind(5, 4)(x, torch.tensor([-100, 1, 2]))
+
+
+def test_center_head_keeps_centres_if_the_distances_overflow():
+    head = CenterHead(5, 4)
+    x, y = torch.ones(3, 5), torch.tensor([-100, 1, 2])
+    head(x, y)
+    centers = head.centers.clone()
+    x[2] = 1e25
+    with pytest.raises(NonFiniteScoresError, match="but row 2 overflows"):
+        head(x, y)
+    assert torch.equal(head.centers, centers)
 
 
 def test_center_head_keeps_centres_in_evaluation_mode():

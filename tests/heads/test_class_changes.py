@@ -223,6 +223,10 @@ def test_class_changes_reject_invalid_arguments():
             lambda: head.drop([0], optimizer=other),
             "optimizer must have the parameters of the head, but lacks its weight",
         ),
+        (
+            lambda: head.grow(1, optimizer=torch.optim.LBFGS(head.parameters())),
+            "optimizer must not be LBFGS, whose state does not follow rows",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -275,6 +275,19 @@ def test_head_warns_once_of_a_repeated_call_that_is_not_remembered():
     assert len(caught) == 1
 
 
+def test_advance_with_follows_optimizers_that_step_together():
+    head, layer = hs.heads.arcface(4, 3, ramp=Ramp(10)), torch.nn.Linear(2, 2)
+    members = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (layer, head)]
+    optimizer = hs.optim.Optimizers(members)
+    with head.advance_with(optimizer):
+        head(torch.randn(2, 4), torch.tensor([0, 1])).backward()
+        optimizer.step()
+        assert head.steps.item() == 1
+    for wrong in (None, hs.optim.Optimizers([]), "adam"):
+        with pytest.raises(ValueError, match="optimizer must be an optimiser of torch or `Optimizers`"):
+            head.advance_with(wrong)
+
+
 def test_advance_with_handle_returns_to_counting_calls():
     x, y = problem()
     head = hs.heads.a_softmax(5, 4, annealing=Annealing()).double()

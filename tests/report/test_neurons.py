@@ -26,6 +26,13 @@ def test_verdict_compares_neurons_with_random_ones() -> None:
     assert verdict_of(torch.randn(6, 2, generator=draw)) in ("no reference", "duplicated")
 
 
+def test_layer_table_names_layers_with_zero_neurons() -> None:
+    weight = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    weight[::2] = 0
+    inspection = energy.inspect({"pruned": weight, "whole": torch.eye(4)}, probes=64)
+    assert layer_table(inspection).caption.endswith("lower the energy: pruned (32 of 64).")
+
+
 def test_layer_table_and_page_state_the_verdict() -> None:
     inspection = energy.inspect({"a": torch.randn(16, 9) + 4, "b": torch.randn(16, 9)}, probes=64)
     table = layer_table(inspection)

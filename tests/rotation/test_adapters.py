@@ -230,6 +230,10 @@ def test_load_adapter_unpickles_nothing(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "OFT"}')
     with pytest.raises(ValueError, match="cannot be read"):
         load_adapter(mlp(), tmp_path)
+    (tmp_path / "adapter.json").write_text("[" * 100_000)  # deeper than Python recurses
+    with pytest.raises(ValueError, match=r"adapter\.json cannot be read"):
+        load_adapter(mlp(), tmp_path)
+    (tmp_path / "adapter.json").unlink()
     (tmp_path / "adapter_model.safetensors").unlink()
     with pytest.raises(ValueError, match="pickled"):
         load_adapter(mlp(), tmp_path)

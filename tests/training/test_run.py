@@ -39,6 +39,22 @@ def test_run_open_returns_what_create_wrote(tmp_path):
     assert Run.open(Run.create(tmp_path / "other", config, weights="somewhere").folder).weights == "somewhere"
 
 
+def test_run_takes_no_folder_with_parts_of_another_run(tmp_path):
+    checkpoint = tmp_path / "checkpoints" / "step-00000010"
+    checkpoint.mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds checkpoints of a run without its config"):
+        Run.create(tmp_path, Config())
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ValueError, match=r"holds checkpoints and metrics\.jsonl of a run without its config"):
+        Run.create(tmp_path, Config())
+    checkpoint.rename(checkpoint.with_name(".step-00000010"))  # a checkpoint that was never finished
+    with pytest.raises(ValueError, match=r"holds metrics\.jsonl of a run without its config"):
+        Run.create(tmp_path, Config())
+    (tmp_path / "metrics.jsonl").unlink()
+    Run.create(tmp_path, Config())
+
+
 def test_run_stores_the_absolute_path_of_initial_weights(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "first.safetensors").touch()

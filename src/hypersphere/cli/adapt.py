@@ -10,7 +10,7 @@ import typer
 
 from hypersphere._validation import require
 from hypersphere.cli import options
-from hypersphere.cli.output import print_line
+from hypersphere.cli.output import is_out_of_memory, print_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,6 +108,10 @@ def _read(folder: Path, text: Path) -> tuple[Any, Tensor]:
         import transformers
     except ImportError as error:
         raise ImportError("adapt needs transformers: pip install transformers") from error
+    from safetensors import SafetensorError
+
+    from hypersphere.data import DamagedData
+
     is_model = (folder / "config.json").is_file()
     require(is_model, "MODEL", "the folder of a model of Hugging Face (with a config.json)", str(folder))
     require(text.is_file(), "--text", "an existing file", str(text))
@@ -115,12 +119,20 @@ def _read(folder: Path, text: Path) -> tuple[Any, Tensor]:
     transformers.utils.logging.disable_progress_bar()
     # Local files only, as safetensors: nothing is downloaded and nothing is unpickled.
     try:
-        network = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-    except (ValueError, OSError) as error:
+        network, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+    except SafetensorError as error:
+        raise DamagedData(f"the weights in {folder} are not readable safetensors files: {error}") from None
+    except Exception as error:  # configs and shapes that do not fit raise errors of many kinds
+        if is_out_of_memory(error):
+            raise
         reason = str(error).strip().partition("\n")[0]  # the rest lists all models of transformers
         raise ValueError(
             f"MODEL must be the folder of a causal language model, not {str(folder)!r}: {reason}"
         ) from error
+    if missing := sorted(loaded["missing_keys"]):  # transformers draws them at random
+        raise DamagedData(f"the weights in {folder} are incomplete: {len(missing)} are missing, such as {missing[0]}")
     if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokens = tokenizer(content.decode("utf-8", errors="replace"), return_tensors="pt").input_ids[0]

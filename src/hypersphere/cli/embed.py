@@ -39,10 +39,14 @@ def embed(
     """Compute the embeddings of images and write them to a file, with names and labels in a JSON file next to it."""
     from hypersphere.cli.opening import open_run
     from hypersphere.data import Source
-    from hypersphere.data.embeddings import SUFFIXES, Embeddings, write_embeddings
+    from hypersphere.data.embeddings import SUFFIXES, Embeddings, described_file, write_embeddings
 
     target = out or (Path() if images else folder) / "embeddings.safetensors"
-    check_target("--out", target, SUFFIXES, companion=target.with_suffix(".json"))
+    description = target.with_suffix(".json")
+    check_target("--out", target, SUFFIXES, companion=description)
+    other = described_file(description)
+    if other is not None and other != target.name and target.with_name(other).exists():  # X.npy next to X.safetensors
+        raise ValueError(f"--out: {description} has the labels of {other}; choose another name")
     opened = open_run(folder, data_root, step=step, device=device, with_data=not images, trust_code=trust_code)
     source: Source
     if images:
@@ -54,6 +58,6 @@ def embed(
     embeddings = (
         Embeddings(features, labels, names, source.classes) if has_labels else Embeddings(features, None, names)
     )
-    description = write_embeddings(target, embeddings)
+    write_embeddings(target, embeddings)
     count, dim = features.shape
     print_line(f"{count} embeddings with {dim} dimensions: {target}; names and labels: {description.name}")

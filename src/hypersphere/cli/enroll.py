@@ -47,10 +47,13 @@ def enroll(
 
     require(images.is_dir(), "FOLDER", "an existing folder of images", str(images))
     require(not gallery.is_file(), "--gallery", "a folder", f"the file {gallery}")
+    manifest = _manifest(gallery)
     enrolled = _load_existing(gallery, dtype, index)
     opened = open_run(folder, step=step, device=device, with_data=False, trust_code=trust_code)
     source, has_folders = opened.images([images], "enroll")
     features, labels = opened.embed(source, batch=batch)
+    if _manifest(gallery) != manifest:  # another command has saved in the meantime
+        enrolled = _load_existing(gallery, dtype, index)
     if has_folders:
         names = [source.classes[label] for label in labels.tolist()]
     else:
@@ -70,6 +73,12 @@ def enroll(
         print_line(f"{len(existing_names)} of these names {change}")
     step_option = "" if step is None else f" --step {step}"
     print_line(f"Next: hypersphere search {gallery} IMAGE --run {folder}{step_option}")
+
+
+def _manifest(folder: Path) -> bytes | None:
+    """Return the content of the manifest of a gallery, which differs after every save, or None if there is none."""
+    path = folder / MANIFEST
+    return path.read_bytes() if path.is_file() else None
 
 
 def _load_existing(folder: Path, dtype: str | None, index: str | None) -> Gallery | None:

@@ -81,7 +81,7 @@ def evaluate(
         options.check_run(source, also=f" or a file of embeddings ({', '.join(SUFFIXES)})")
     check_target("--json", json, [".json"])
     protocol = EvaluationOptions(
-        pairs=int(pairs) if pairs and pairs.isdigit() else Path(pairs) if pairs else None,
+        pairs=int(pairs) if pairs and pairs.isdecimal() else Path(pairs) if pairs else None,
         folds=folds,
         ranks=options.parse_numbers("--ranks", ranks, int),
         far=options.parse_numbers("--far", far, float),

@@ -43,6 +43,8 @@ def fold(
     target = out or folder / "folded"
     occupied = target.exists() and (not target.is_dir() or any(target.iterdir()))
     require(not occupied, "--out", "a new or an empty folder", str(target))
+    # The complete run takes the place of the folder, so a shell that is in it would be left without one.
+    require(target.resolve() != Path.cwd(), "--out", "another folder than the current one", str(target))
     opened = open_run(folder, data_root, step=step, device="cpu", with_data=False, trust_code=trust_code)
     experiment, config = opened.experiment, opened.run.config
     batches = probe_inputs(experiment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import struct
@@ -35,7 +36,9 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or bool(re.search("out of memory|can't allocate memory", str(error), re.I))
 
 
-def check_target(option: str, path: Path | None, suffixes: Sequence[str], companion: Path | None = None) -> None:
+def check_target(
+    option: str, path: Path | None, suffixes: Sequence[str], companion: Path | None = None, *, mark: str = MARK
+) -> None:
     """Raise a `ValueError` that names the option if a file cannot be written, or exists without the mark.
 
     Args:
@@ -43,6 +46,7 @@ def check_target(option: str, path: Path | None, suffixes: Sequence[str], compan
         path: the file, or None.
         suffixes: accepted suffixes.
         companion: a file that is written next to it. It has the mark if the format of the file has no place for it.
+        mark: a text by which files of this command are known.
     """
     if path is None:
         return
@@ -52,20 +56,22 @@ def check_target(option: str, path: Path | None, suffixes: Sequence[str], compan
     writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
     require(writable, option, "a file in a writable folder", str(path))
     for target in (path,) if companion is None else (path, companion):
-        may_replace = not target.exists() or _is_marked(target) or (companion is not None and _is_marked(companion))
-        if not may_replace:
+        marked = _contains(target, mark) or (companion is not None and _contains(companion, mark))
+        if target.exists() and not marked:
             raise ValueError(
                 f"{option}: {target} exists and was not written by this command; remove it or choose another name"
             )
 
 
-def _is_marked(path: Path) -> bool:
+def _contains(path: Path, mark: str) -> bool:
     if not path.is_file():
         return False
+    forms = [form.encode() for form in (mark, html.escape(mark, quote=False))]
     with path.open("rb") as file:
         start = file.read(SEARCHED_BYTES)
         file.seek(max(0, path.stat().st_size - SEARCHED_BYTES))
-        return MARK.encode() in start or MARK.encode() in file.read(SEARCHED_BYTES)
+        end = file.read(SEARCHED_BYTES)
+    return any(form in start or form in end for form in forms)
 
 
 def mark_png(path: Path) -> None:

@@ -50,6 +50,9 @@ def report(
     target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     check_target("--out", target, [".html"])
     if out is None and len(recipes) == len(folders) == 1:
+        for name in ("table.md", "figure.svg"):
+            # Neither has the mark, but both contain the title of the recipe.
+            check_target("--out", folders[0] / name, [".md", ".svg"], mark=recipes[0].title)
         pages.write_recipe_page(recipes[0], folders[0])
     else:
         recipe_pages = [pages.recipe_page(recipe) for recipe in recipes]

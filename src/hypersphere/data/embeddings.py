@@ -19,7 +19,7 @@ from hypersphere._files import MARK, replacing
 from hypersphere._validation import is_integer, require
 from hypersphere.data._files import DamagedData, MissingData
 
-__all__ = ["SUFFIXES", "Embeddings", "read_array", "read_embeddings", "write_embeddings"]
+__all__ = ["SUFFIXES", "Embeddings", "described_file", "read_array", "read_embeddings", "write_embeddings"]
 
 SUFFIXES = (".npy", ".safetensors")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -39,7 +39,13 @@ def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
     """Write the matrix and a .json file next to it; return the path of the .json file."""
     description = path.with_suffix(".json")
     labels = None if embeddings.labels is None else embeddings.labels.tolist()
-    content = {"note": MARK, "names": embeddings.names, "labels": labels, "classes": embeddings.classes}
+    content = {
+        "note": MARK,
+        "file": path.name,
+        "names": embeddings.names,
+        "labels": labels,
+        "classes": embeddings.classes,
+    }
     features = embeddings.features.detach().cpu().contiguous()
     with replacing(path) as draft, replacing(description) as draft_description:
         with draft.open("wb") as file:
@@ -52,6 +58,20 @@ def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
                 file.write(save(tensors))
         draft_description.write_text(json.dumps(content) + "\n", encoding="utf-8")
     return description
+
+
+def described_file(description: Path) -> str | None:
+    """Return the name of the embeddings that a .json file of `write_embeddings` describes.
+
+    Returns:
+        None if the file does not say it: it is another file, or one of version 0.1.
+    """
+    try:
+        content = json.loads(description.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    name = content.get("file") if isinstance(content, Mapping) and "names" in content else None
+    return name if isinstance(name, str) else None
 
 
 def read_embeddings(path: Path) -> Embeddings:

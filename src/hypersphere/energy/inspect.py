@@ -299,8 +299,13 @@ def _effective_rank(rows: Tensor) -> float:
 
 
 def _exact_angles(a: Tensor, b: Tensor) -> Tensor:
-    """Return angles between unit rows from differences, which resolve nearly equal rows better than cosines."""
-    return 2 * torch.atan2((a - b).norm(dim=1), (a + b).norm(dim=1))
+    """Return angles between unit rows from differences, which resolve nearly equal rows better than cosines.
+
+    The angle of a zero row and any other row is 90°, as its cosine says.
+    """
+    difference, total = (a - b).norm(dim=1), (a + b).norm(dim=1)
+    both_zero = (difference == 0) & (total == 0)
+    return 2 * torch.atan2(difference, total).masked_fill(both_zero, math.pi / 4)
 
 
 # Holes ---------------------------------------------------------------------------------------------------------------

@@ -61,6 +61,9 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
     """
     if not len(first) == len(second) > 0:
         raise ValueError(f"first and second must have the same length >= 1, not {len(first)} and {len(second)}")
+    for name, values in (("first", first), ("second", second)):
+        invalid = [value for value in values if not is_number(value, -math.inf)]
+        require(not invalid, name, "finite numbers", invalid[:1])
     require(is_number(confidence, 0, 1) and 0 < confidence < 1, "confidence", "a number between 0 and 1", confidence)
     differences = [a - b for a, b in zip(first, second, strict=True)]
     mean, count = statistics.fmean(differences), len(differences)

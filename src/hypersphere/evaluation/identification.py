@@ -263,6 +263,8 @@ def identify_by_first(features: Array, labels: Array, *, ranks: Sequence[int] | 
     x = as_features("features", features)
     y = as_labels("labels", labels, len(x), x.device)
     first = first_of_each(y)
+    if bool(first.all()):
+        raise ValueError("labels must have a label that occurs twice, but there is none")
     return identify(x[~first], y[~first], x[first], y[first], ranks=ranks)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -222,9 +222,7 @@ class Gallery:
         adopts = fingerprint is not None and self.fingerprint is None and not len(self)
         if not adopts:
             self._check_fingerprint(fingerprint)
-        require(not isinstance(names, str), "names", "a list of strings", names)
-        invalid = [name for name in names if not isinstance(name, str)]
-        require(not invalid, "names", "a list of strings, the first argument", invalid[:1])
+        names = _as_names(names)
         directions = self._directions("embeddings", embeddings).float()
         zero = (directions == 0).all(1).nonzero().flatten()
         if self.dtype == "binary" and len(zero):
@@ -255,7 +253,7 @@ class Gallery:
             ValueError: if a name is not in the gallery. Nothing is removed in this case.
         """
         entries = self._entries
-        unwanted = {names} if isinstance(names, str) else set(names)
+        unwanted = set(_as_names([names] if isinstance(names, str) else names))
         missing = sorted(unwanted.difference(entries.names), key=str)
         if missing:
             raise ValueError(f"names must be in the gallery, but {missing[0]!r} is not")
@@ -484,6 +482,16 @@ class Gallery:
         _numerics.require_finite_rows(argument, x)
         # `polar` scales each row separately, so that equal rows have equal directions in every batch.
         return torch.cat([sphere.polar(part.double())[1] for part in x.split(NORMALIZED_ROWS)])
+
+
+def _as_names(names: object) -> list[str]:
+    """Return names as a list, after checking that all of them are strings."""
+    accepted = "a list of strings, the first argument"
+    require(isinstance(names, Iterable) and not isinstance(names, str), "names", accepted, names)
+    listed = list(cast(Iterable[Any], names))
+    invalid = [name for name in listed if not isinstance(name, str)]
+    require(not invalid, "names", accepted, invalid[:1])
+    return listed
 
 
 def _tensors(kind: str, rows: Rows) -> dict[str, Tensor]:

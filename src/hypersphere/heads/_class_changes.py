@@ -159,8 +159,12 @@ def _require_changeable(head: AngularHead, optimizer: Any) -> None:
         parameter = head._parameters.get(name)
         if optimizer is None or parameter is None or not parameter.requires_grad:
             continue
-        if not _owners(optimizer, parameter):
+        owners = _owners(optimizer, parameter)
+        if not owners:
             raise ValueError(f"optimizer must have the parameters of the head, but lacks its {name}")
+        # Its state is one vector of all parameters, and it holds references to the old ones.
+        if any(isinstance(owner, torch.optim.LBFGS) for owner in owners):
+            raise ValueError("optimizer must not be LBFGS, whose state does not follow rows; create a new one instead")
 
 
 def _owners(optimizer: Any, parameter: Tensor) -> list[Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics, sphere
+from hypersphere._validation import require
 from hypersphere.functions._recomputation import PassHistory
 
 __all__ = [
@@ -117,9 +118,13 @@ class StepSource:
         """True if the head follows no optimiser, so that its training calls are counted."""
         return not self._followed
 
-    def follow(self, optimizer: torch.optim.Optimizer, advance: Callable[[], None]) -> RemovableHandle:
+    def follow(self, optimizer: Any, advance: Callable[[], None]) -> RemovableHandle:
         """Call `advance` after each step of `optimizer`, until the handle that is returned is removed."""
-        return _OptimizerHandle(optimizer.register_step_post_hook(lambda *_: advance()), self)
+        # The members of `hypersphere.optim.Optimizers` step together, so one of them is enough.
+        members = getattr(optimizer, "optimizers", [optimizer])
+        can_follow = bool(members) and hasattr(members[-1], "register_step_post_hook")
+        require(can_follow, "optimizer", "an optimiser of torch or `Optimizers`", type(optimizer).__name__)
+        return _OptimizerHandle(members[-1].register_step_post_hook(lambda *_: advance()), self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which counts calls: the hooks of optimisers advance the original head only."""

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from hypersphere import _numerics
 from hypersphere._validation import is_number, nearest_name, require, require_package
 from hypersphere.functions._recomputation import PassHistory
-from hypersphere.heads._checks import int64_labels, require_features, require_labels
+from hypersphere.heads._checks import (
+    int64_labels,
+    require_features,
+    require_finite_scores,
+    require_labels,
+    without_ignored,
+)
 from hypersphere.heads._state import call_fingerprint
 from hypersphere.heads.head import AngularHead
 
@@ -38,6 +44,8 @@ class _LinearHead(AngularHead):
         require_features(x, self.in_features)
         y = int64_labels(y, len(x))
         require_labels(y, self.num_classes, self.ignore_index)
+        # Checked here, so that the message counts all rows and not only those without ignored ones.
+        _numerics.require_finite_rows("x", without_ignored(x, y, self.ignore_index))
         counted = y != self.ignore_index
         return x[counted], y[counted]
 
@@ -122,6 +130,7 @@ class CenterHead(_LinearHead):
     def forward(self, x: Float[Tensor, "batch dim"], y: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         """Return the mean loss of features `x` with labels `y`; in training mode, move the centres."""
         loss = super().forward(x, y)
+        features = without_ignored(x, int64_labels(y, len(x)), self.ignore_index)
         x, y = self._counted(x, y)
         centers = self.centers[y]
         if self.training and _numerics.in_backward():  # activation checkpointing repeats a pass that moved the centres
@@ -129,6 +138,7 @@ class CenterHead(_LinearHead):
         wide = _numerics.widen(x)  # sums over samples exceed the range of float16
         deviations = wide - centers.to(wide.dtype)
         center_loss = self.center_weight / 2 * deviations.square().sum() / max(len(y), 1)
+        require_finite_scores(center_loss, features, self.weight)  # before the centres follow the features
         if self.training and _numerics.can_update_state(x):
             self._center_passes.record(call_fingerprint(x, y), (centers,))
             self._move_centers(deviations.detach().to(_numerics.compute_dtype(self.centers.dtype)), y)

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hypersphere._validation import require
+from hypersphere import _numerics
+from hypersphere._validation import is_number, require
 
 __all__ = ["MovingAverage"]
 
@@ -17,7 +18,8 @@ __all__ = ["MovingAverage"]
 class MovingAverage:
     """The exponential moving average of the weights of a module: a ← decay·a + (1 − decay)·w after each step.
 
-    Buffers, such as the statistics of BatchNorm, are not averaged.
+    Buffers, such as the statistics of BatchNorm, are not averaged. Averages are in float32 or wider: half precision
+    would round small changes away.
 
     Args:
         module: the module.
@@ -35,10 +37,10 @@ class MovingAverage:
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        require(0 <= decay < 1, "decay", "a number in [0, 1)", decay)
+        require(is_number(decay, 0) and decay < 1, "decay", "a number in [0, 1)", decay)
         self.module, self.decay = module, decay
         self._weights = dict(module.named_parameters())
-        self.averages = {name: p.detach().clone() for name, p in self._weights.items()}
+        self.averages = {name: _numerics.widen(p.detach().clone()) for name, p in self._weights.items()}
 
     def __repr__(self) -> str:
         return f"MovingAverage(decay={self.decay})"
@@ -53,7 +55,10 @@ class MovingAverage:
         self._require_same_weights()
         # Each process averages its part of a sharded weight, because one call cannot mix DTensors with other tensors.
         averages, weights = (
-            [tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach() for tensor in tensors]
+            [
+                _numerics.widen(tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach())
+                for tensor in tensors
+            ]
             for tensors in (self.averages.values(), self._weights.values())
         )
         torch._foreach_lerp_(averages, weights, 1 - self.decay)
@@ -72,20 +77,19 @@ class MovingAverage:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Replace the weights of the module by their averages within the context; for errors see `update`."""
-        self._exchange()
+        # The averages are not exchanged with the weights, which may be narrower and would round them.
+        weights = {name: parameter.detach().clone() for name, parameter in self._weights.items()}
+        self._replace_weights(self.averages)
         try:
             yield
         finally:
-            self._exchange()
+            self._replace_weights(weights)
 
     @torch.no_grad()
-    def _exchange(self) -> None:
-        """Swap the weights with their averages."""
+    def _replace_weights(self, values: Mapping[str, Tensor]) -> None:
         self._require_same_weights()
         for name, parameter in self._weights.items():
-            weight = parameter.detach().clone()
-            parameter.copy_(self.averages[name])
-            self.averages[name].copy_(weight)
+            parameter.copy_(values[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the module with averaged weights."""

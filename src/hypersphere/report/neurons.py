@@ -136,6 +136,9 @@ def _caption(inspection: Inspection) -> str:
         lines.append("In 3 dimensions or fewer the energy of random neurons has no finite mean.")
     if any(layer.sampled < layer.neurons for layer in inspection.layers):
         lines.append("* Computed from a sample of the neurons.")
+    zeros = [f"{one.name} ({one.zero_neurons} of {one.neurons})" for one in inspection.layers if one.zero_neurons]
+    if zeros:
+        lines.append(f"Zero neurons, which count as orthogonal to all others and lower the energy: {', '.join(zeros)}.")
     return " ".join([*lines, *[f"Skipped: {'; '.join(inspection.skipped)}."] * bool(inspection.skipped)])
 
 

@@ -242,7 +242,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or raise a `ValueError` that names the file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     require(isinstance(content, dict), str(path), "a JSON object", type(content).__name__)
     return dict(content)

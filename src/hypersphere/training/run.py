@@ -85,8 +85,9 @@ class Run:
         """Create the folder if needed and write the config.
 
         Raises:
-            ValueError: if the folder holds a run or cannot be written.
+            ValueError: if the folder holds a run, or checkpoints or metrics of one, or cannot be written.
         """
+        refuse_existing(Path(folder))
         source = None if weights is None else absolute_path(weights)
         run = cls(Path(folder), config, weights=source, outline=outline, fingerprint=fingerprint)
         try:
@@ -204,7 +205,7 @@ class Run:
         Raises:
             ValueError: if the run has a checkpoint.
         """
-        if self._has_checkpoints():
+        if _has_checkpoints(self.folder):
             refuse_existing(self.folder)
         # The config is deleted last: while it exists, the folder is a run.
         events = (self.folder / TENSORBOARD).glob("events.out.tfevents.*")
@@ -248,10 +249,6 @@ class Run:
     def checkpoints(self, keep: int = 3, *, on_damage: Callable[[str], None] = warnings.warn) -> Checkpoints:
         """Return the checkpoints of the run; `on_damage` gets a message for each damaged one that is skipped."""
         return Checkpoints(self.folder / CHECKPOINTS, keep, on_damage=on_damage)
-
-    def _has_checkpoints(self) -> bool:
-        """Return True if there is any checkpoint, even a damaged one. Unfinished ones have hidden names."""
-        return any(not path.name.startswith(".") for path in (self.folder / CHECKPOINTS).glob("*"))
 
     def checkpoint(
         self, step: int | str | None = None, *, on_damage: Callable[[str], None] = warnings.warn
@@ -367,9 +364,19 @@ def read_weights(source: str | Path, *, on_damage: Callable[[str], None] = warni
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raise a `ValueError` if a folder already holds a run."""
+    """Raise a `ValueError` if a folder already holds a run, or what is left of a run whose config is missing."""
     if (folder / CONFIG).exists():
         raise ValueError(f"{folder} already holds a run; resume it, or choose another folder")
+    # With another config, checkpoints would be evaluated and resumed, and lines of metrics added, as if they belonged
+    # to it.
+    parts = ["checkpoints"] * _has_checkpoints(folder) + [METRICS] * (folder / METRICS).exists()
+    if parts:
+        raise ValueError(f"{folder} holds {' and '.join(parts)} of a run without its {CONFIG}; choose another folder")
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    """Return True if there is any checkpoint, also a damaged one; unfinished ones have hidden names."""
+    return any(not path.name.startswith(".") for path in (folder / CHECKPOINTS).glob("*"))
 
 
 def run_without_checkpoint(folder: Path) -> Run | None:
@@ -382,7 +389,7 @@ def run_without_checkpoint(folder: Path) -> Run | None:
         run = Run.open(folder) if (folder / CONFIG).exists() else None
     except ValueError:  # damaged, of another version, or not a file of this library
         run = None
-    if run is None or run._has_checkpoints():
+    if run is None or _has_checkpoints(folder):
         refuse_existing(folder)
     return run
 
