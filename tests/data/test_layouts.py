@@ -156,7 +156,7 @@ def test_modelnet40_names_broken_files_and_lists(tmp_path):
     with pytest.raises(BrokenSample, match=r"airplane/airplane_0001\.txt is not a readable point cloud"):
         data.train[0]
     assert data.fingerprint() != before
-    with pytest.raises(BrokenSample, match="it must have 64 lines"):
+    with pytest.raises(BrokenSample, match="it must begin with 64 lines"):
         DATA["modelnet40"](tmp_path, points=64).train[1]
     (base / "modelnet40_test.txt").write_text("spaceship_0001\n")
     with pytest.raises(DamagedData, match="not 'spaceship_0001'"):

@@ -193,7 +193,7 @@ def test_weighted_gradients_skip_frozen_weights_and_apply_once():
     model = nn.Sequential(DecoupledLinear(3, 4), DecoupledLinear(4, 2))
     model[1].weight.requires_grad_(False)
     weighted = WeightedGradients(model)
-    with pytest.raises(ValueError, match="weighted already"):
+    with pytest.raises(ValueError, match="not weighted yet"):
         WeightedGradients(model)
     weighted.remove()
     WeightedGradients(model).remove()

@@ -118,10 +118,9 @@ def _read(folder: Path, text: Path) -> tuple[Any, Tensor]:
     content = text.read_bytes()
     transformers.utils.logging.disable_progress_bar()
     # Local files only, as safetensors: nothing is downloaded and nothing is unpickled.
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained  # its annotation lacks `output_loading_info`
     try:
-        network, loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True
-        )
+        network, loaded = load(folder, local_files_only=True, use_safetensors=True, output_loading_info=True)
     except SafetensorError as error:
         raise DamagedData(f"the weights in {folder} are not readable safetensors files: {error}") from None
     except Exception as error:  # configs and shapes that do not fit raise errors of many kinds

@@ -143,5 +143,6 @@ def probe_inputs(experiment: Experiment, *, as_bytes: bool = False) -> list[Tens
         return [torch.arange(len(split.graph.features))]
     inputs = torch.stack([split.train[index] for index in range(min(PROBES, len(split.train)))])
     # The network may take smaller windows, which an augmentation cuts from the training images.
-    inputs = inputs[(slice(None), *map(slice, experiment.input_shape))]
+    window = (slice(None), *map(slice, experiment.input_shape))
+    inputs = inputs[window]
     return probe_batches(inputs if as_bytes else as_floats(inputs))
