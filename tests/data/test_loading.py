@@ -125,6 +125,25 @@ def test_loader_resumes_after_the_process_was_killed(files, folder, tmp_path):
     assert_equal_batches([batch for _ in range(2) for batch in resumed], expected)
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_loader_workers_end_with_their_parent_although_the_watchdog_of_torch_missed_it(folder):
+    script = textwrap.dedent(
+        f"""
+        import os, signal
+        import torch.utils.data._utils.worker as worker
+        from hypersphere.data import SAMPLERS, ImageFolderSource, Loader
+        worker.ManagerWatchdog.is_alive = lambda self: True
+        source = ImageFolderSource({str(folder)!r})
+        loader = Loader(source, batch_size={BATCH}, sampler=SAMPLERS["shuffled"](source.labels, 3), workers=2)
+        next(iter(loader))
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    # The pipes of the output stay open, and `run` waits, as long as a worker lives.
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ, capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
 def test_loader_starts_a_new_epoch_after_an_unfinished_one(files):
     loader, reference = loader_of(files, workers=2), loader_of(files)
     next(iter(loader))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
+import os
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -307,6 +310,22 @@ def _collate(samples: list[Tensor | Exception]) -> tuple[Tensor | None, dict[int
     return torch.stack([readable[0] if isinstance(sample, Exception) else sample for sample in samples]), failures
 
 
+def _end_with_parent(_: int) -> None:
+    """Let this worker process end when the process that started it ends.
+
+    torch's watchdog asks for the parent after the worker has started. If the parent was killed before, the worker would
+    take the process that adopted it for its parent, and wait for ever.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def _decoder(source: Source, workers: int, pin: bool) -> Any:
     """Return a data loader that decodes the batches of `_PresetBatches`."""
     torchdata = require_package("torchdata.stateful_dataloader", "torchdata", "train")
@@ -318,6 +337,7 @@ def _decoder(source: Source, workers: int, pin: bool) -> Any:
             _CatchErrors(source),
             batch_sampler=_PresetBatches(),
             collate_fn=_collate,
+            worker_init_fn=_end_with_parent,
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=pin,
