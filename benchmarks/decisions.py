@@ -131,7 +131,7 @@ def embed(model, data) -> torch.Tensor:
     return hs.training.embed(model, hs.data.Batches(data.images, data.labels, 500))[0]
 
 
-def promises(x, y, splits: int) -> list[dict]:
+def promises(x, y, splits: int, fars=FARS) -> list[dict]:
     """Return for each split the promised and measured rates, and the costs of the calibration."""
     rows = []
     for split in range(splits):
@@ -139,7 +139,7 @@ def promises(x, y, splits: int) -> list[dict]:
         people = y.unique()
         chosen = people[torch.randperm(len(people), generator=generator)[: len(people) // 2]]
         fitted = torch.isin(y, chosen)
-        points = verify_blocks(AllPairs(x[fitted], y[fitted]), FARS)
+        points = verify_blocks(AllPairs(x[fitted], y[fitted]), fars)
         scores, same = sample(x[fitted], y[fitted], generator)
         calibration = Calibration.fit(scores, same, prior=0.5)
         scores, same = sample(x[~fitted], y[~fitted], generator)
@@ -147,7 +147,7 @@ def promises(x, y, splits: int) -> list[dict]:
         measured = rates(x[~fitted], y[~fitted], points.thresholds.values())
         rows.append(
             {
-                "far": dict(zip(map(str, FARS), measured, strict=True)),
+                "far": dict(zip(map(str, fars), measured, strict=True)),
                 "cllr": cllr(llrs, same),
                 "min_cllr": min_cllr(llrs, same),
             }
