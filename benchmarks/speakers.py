@@ -129,8 +129,8 @@ def read(file: Path) -> numpy.ndarray:
     import soxr
 
     telephone: dict[str, Any] = {"format": "RAW", "subtype": "GSM610", "samplerate": 8000, "channels": 1}
-    samples, rate = soundfile.read(file, **(telephone if file.suffix == ".gsm" else {}))
-    return soxr.resample(samples.reshape(len(samples), -1).mean(1), rate, RATE).astype(numpy.float32)
+    samples, rate = soundfile.read(file, always_2d=True, **(telephone if file.suffix == ".gsm" else {}))
+    return soxr.resample(samples.mean(1), rate, RATE).astype(numpy.float32)
 
 
 def all_pairs(x, y) -> tuple[torch.Tensor, torch.Tensor]:
