@@ -135,6 +135,16 @@ def test_evaluate_embeddings_with_labels(faces, succeeds):
     assert found["identification"]["rank"]["1"] == pytest.approx(rank_one(features, labels))
 
 
+def test_evaluate_takes_texts_as_labels(faces, succeeds):
+    folder, _, labels = faces
+    np.save(folder / "people.npy", np.array([f"person {label}" for label in labels]))
+    printed = [
+        succeeds("evaluate", folder / "features.npy", folder / name, "--bootstrap", 0)
+        for name in ("labels.npy", "people.npy")
+    ]
+    assert printed[0] == printed[1]
+
+
 def resampled_people(features, labels, pairs, draws):
     """Return the interval of the AUC when people are resampled with replacement, from the definition."""
     one, two = pairs.first.numpy(), pairs.second.numpy()
@@ -313,8 +323,8 @@ def test_evaluate_omits_pairs_if_every_class_has_one_sample(draw_images, succeed
         (["features.npy"], "embeddings without labels need a second .npy file with labels, or --pairs FILE"),
         (["nothing.npy"], "nothing.npy not found"),
         (["features.npy", "nothing.npy"], "nothing.npy not found"),
-        (["features.npy", "short.npy"], "labels must be one integer for each of the 48 embeddings"),
-        (["features.npy", "float.npy"], "labels must be one integer for each of the 48 embeddings"),
+        (["features.npy", "short.npy"], "labels must be one integer or text for each of the 48 embeddings"),
+        (["features.npy", "float.npy"], "labels must be one integer or text for each of the 48 embeddings"),
         (["labels.npy", "labels.npy"], "must be a non-empty matrix (N, d)"),
         (["features.npy", "alone.npy"], "need a class with two samples; every class has one"),
         (["features.npy", "one.npy"], "labels must be labels of at least two classes"),

@@ -236,6 +236,8 @@ def test_calibration_from_dict_names_what_is_wrong():
         ({"format": "other"}, "stored must be a dictionary with the format 'hypersphere calibration 1'"),
         ({"method": "spline"}, "stored must be a complete calibration, but reading it failed: KeyError"),
         ({"map": {"slope": 1.0}}, "stored must be a complete calibration"),
+        ({"map": {"slope": math.nan, "intercept": 0.0}}, "slope of the stored map must be finite"),
+        ({"map": {"slope": "steep", "intercept": 0.0}}, "slope of the stored map"),
         ({"scores": [0.1, math.nan, 0.2, 0.3]}, "scores must be finite, but row 1 is not"),
         ({"same": [0, 1]}, "same must be a vector of 4 flags"),
         ({"prior": 2}, r"prior must be a probability in \(0, 1\), not 2"),
@@ -274,6 +276,7 @@ def test_calibration_rejects_invalid_use():
         (lambda: plain.threshold(far=0.5, prior=0.5), "exactly one of far and prior must be given, not 0.5 and 0.5"),
         (lambda: plain.threshold(far=2), r"far must be a rate in \(0, 1\), not 2"),
         (lambda: plain.threshold(prior=0.5, cost=(0, 1)), "c_miss must be a positive number, not 0"),
+        (lambda: plain.threshold(prior=0.5, cost=(1, 2, 3)), "cost must be a positive number or two of them"),
         (lambda: plain.threshold(prior=0.5, samples=1), "samples must be an integer >= 2"),
         (lambda: plain.llr([0.1, math.nan]), "score must be finite"),
     ):

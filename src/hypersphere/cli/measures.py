@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,7 +146,7 @@ def _data_name(opened: LoadedRun) -> str:
 
 def measure_files(source: Path, second: Path | None, same: Path | None, protocol: EvaluationOptions) -> dict[str, Any]:
     """Evaluate a file of embeddings, with labels in `second` if given, or two files of paired embeddings."""
-    other = None if second is None else torch.from_numpy(read_array(second))
+    other = None if second is None else _read_labels_or_embeddings(second)
     sample = read_embeddings(source)
     if other is None or other.ndim != 2:
         labels = sample.labels if other is None else other
@@ -157,6 +158,12 @@ def measure_files(source: Path, second: Path | None, same: Path | None, protocol
     return {
         "verification": {**protocol.verify(sample.features, other, matches, protocol.folds or 10), "pairs": "given"}
     }
+
+
+def _read_labels_or_embeddings(path: Path) -> Tensor:
+    """Read the second file of `measure_files`. Labels that are texts become numbers."""
+    array = read_array(path, texts=True)
+    return torch.from_numpy(array if array.dtype.kind != "U" else np.unique(array, return_inverse=True)[1])
 
 
 def _measure(sample: Embeddings, protocol: EvaluationOptions, *, by_class: bool) -> dict[str, Any]:
@@ -171,7 +178,7 @@ def _measure(sample: Embeddings, protocol: EvaluationOptions, *, by_class: bool)
         features = evaluation.fit_pca(features, protocol.pca)(features)
     if labels is not None:
         fits = labels.ndim == 1 and len(labels) == len(features) and not labels.is_floating_point()
-        accepted = f"one integer for each of the {len(features)} embeddings"
+        accepted = f"one integer or text for each of the {len(features)} embeddings"
         require(fits, "labels", accepted, f"{labels.dtype} {tuple(labels.shape)}")
         labels = labels.long()
     if isinstance(pairs, Path):

@@ -99,8 +99,8 @@ def read_embeddings(path: Path) -> Embeddings:
     return _with_description(path, Embeddings(features, labels))
 
 
-def read_array(path: Path) -> np.ndarray:
-    """Read a .npy file of numbers; a file with pickled objects is rejected without unpickling it."""
+def read_array(path: Path, *, texts: bool = False) -> np.ndarray:
+    """Read a .npy file of real numbers, or also of texts; pickled objects are rejected without unpickling them."""
     if not path.is_file():
         raise MissingData(f"{path} not found")
     try:
@@ -110,9 +110,10 @@ def read_array(path: Path) -> np.ndarray:
     except (ValueError, EOFError, SyntaxError, zipfile.BadZipFile) as error:
         reason = "it holds pickled objects, which are not loaded" if "pickle" in str(error) else str(error)
         raise DamagedData(f"{path} is not a readable .npy file: {' '.join(reason.split())}") from None
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or not array.ndim:
-        raise DamagedData(f"{path} must hold an array of real numbers, not {getattr(array, 'dtype', type(array))}")
-    if array.dtype.itemsize > 8:  # long double, which torch does not have
+    kinds, accepted = ("biufU", "real numbers or texts") if texts else ("biuf", "real numbers")
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds or not array.ndim:
+        raise DamagedData(f"{path} must hold an array of {accepted}, not {getattr(array, 'dtype', type(array))}")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long double, which torch does not have
         return array.astype(np.float64)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 

@@ -178,7 +178,9 @@ class Calibration(NotebookResult):
                 return value if self.quality is None else self.map.score_at(value, at_quality)
 
         else:
-            c_miss, c_fa = cost if isinstance(cost, (tuple, list)) else (1.0, cost)
+            costs = cost if isinstance(cost, (tuple, list)) else (1.0, cost)
+            require(len(costs) == 2, "cost", "a positive number or two of them, (c_miss, c_fa)", cost)
+            c_miss, c_fa = costs
             ratio = bayes_threshold(prior, c_miss, c_fa)  # type: ignore[arg-type]
 
             def measure(weights: Tensor) -> float:
@@ -221,6 +223,8 @@ class Calibration(NotebookResult):
             map_type = METHODS[stored["method"]]
             fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in stored["map"].items()}
             fitted = map_type(**fields)
+            for name, value in asdict(fitted).items():
+                _as_finite(f"{name} of the stored map", 0.0 if value is None else value)
             scores = as_scores("scores", stored["scores"])
             same = as_flags("same", stored["same"], len(scores), None)
             quality = None if stored["quality"] is None else _as_quality("quality", stored["quality"], scores)
