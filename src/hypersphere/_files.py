@@ -1,20 +1,26 @@
-"""Atomic file writing (after a kill or a power cut, a file is either complete or absent), and checksums."""
+"""Atomic file writing (after a kill or a power cut, a file is either complete or absent), locks and checksums."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MARK", "creating", "file_summary", "flush", "make_folder", "replacing", "strict_json"]
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["MARK", "creating", "file_summary", "flush", "locking", "make_folder", "replacing", "strict_json"]
 
 MARK = "written by hypersphere"  # commands replace an existing file only if it contains this mark
+NO_LOCK_ERRORS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # raised by file systems without locks
 
 
 @contextmanager
@@ -36,6 +42,31 @@ def replacing(path: Path) -> Iterator[Path]:
         flush(draft)
         os.replace(draft, path)
         flush(path.parent)
+
+
+@contextmanager
+def locking(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Lock a file against other processes within the context; the system releases the lock of a killed process.
+
+    The file is created if needed, and stays. On Windows and on file systems without locks, this has no effect.
+
+    Args:
+        path: a file that is never replaced, because the lock would be lost with the old file.
+        wait: wait until the lock is free.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and `wait` is False.
+    """
+    with path.open("ab") as file:
+        if sys.platform != "win32":
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                if error.errno not in NO_LOCK_ERRORS:
+                    raise
+        yield
 
 
 @contextmanager

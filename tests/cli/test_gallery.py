@@ -10,12 +10,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from hypersphere._files import locking
+from hypersphere.cli.enroll import LOCK
 from hypersphere.cli.opening import LoadedRun, open_run
 from hypersphere.cli.service import Service
 from hypersphere.gallery import Gallery, fingerprint_of
@@ -92,6 +95,40 @@ def test_enroll_keeps_what_another_command_enrols_in_the_meantime(
 
     monkeypatch.setattr(LoadedRun, "embed", embed_while_another_command_saves)
     succeeds("enroll", calibrated.folder, enrolled_photos, "--gallery", folder)
+    names = Gallery.load(folder).names
+    assert names.count("someone else") == 1
+    assert len(names) == before + 1 + len([*enrolled_photos.glob("*/*.png")])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_enroll_waits_for_another_command_that_saves(
+    calibrated, enrolled_photos, gallery, succeeds, monkeypatch, tmp_path
+):
+    folder = tmp_path / "gallery"
+    shutil.copytree(gallery, folder)
+    before = len(Gallery.load(folder))
+    embed, locked, embedded = LoadedRun.embed, threading.Event(), threading.Event()
+
+    def embed_after_the_other_has_the_lock(self, source, **options):
+        locked.wait(60)
+        result = embed(self, source, **options)
+        embedded.set()
+        return result
+
+    def other_command():
+        with locking(folder / LOCK):
+            locked.set()
+            embedded.wait(60)
+            time.sleep(0.5)  # time for the first command to save too early
+            other = Gallery.load(folder)
+            other.enroll(["someone else"], torch.ones(1, other.dim))
+            other.save(folder)
+
+    monkeypatch.setattr(LoadedRun, "embed", embed_after_the_other_has_the_lock)
+    thread = threading.Thread(target=other_command)
+    thread.start()
+    succeeds("enroll", calibrated.folder, enrolled_photos, "--gallery", folder)
+    thread.join()
     names = Gallery.load(folder).names
     assert names.count("someone else") == 1
     assert len(names) == before + 1 + len([*enrolled_photos.glob("*/*.png")])

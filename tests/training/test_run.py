@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hypersphere import _files as files_module
 from hypersphere.data import DataSplit, TensorSource
 from hypersphere.training import Config, DamagedCheckpoint, Run, Trainer
-from hypersphere.training import run as run_module
 from hypersphere.training.build import build
 
 SMALL = {
@@ -89,7 +89,7 @@ def test_run_locked_works_on_a_file_system_without_locks(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     run = Run.create(tmp_path, Config())
-    monkeypatch.setattr(run_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(files_module.fcntl, "flock", refuse)
     with run.locked(), run.locked():
         assert Run.open(tmp_path).config == run.config
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hypersphere._files import locking, make_folder
 from hypersphere._validation import require
 from hypersphere.cli import options
 from hypersphere.cli.output import print_line
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["enroll"]
 
 MANIFEST = "gallery.json"
+LOCK = ".enroll.lock"  # held from reading a gallery to saving it, so that no names of another command are lost
 
 
 def enroll(
@@ -52,19 +54,22 @@ def enroll(
     opened = open_run(folder, step=step, device=device, with_data=False, trust_code=trust_code)
     source, has_folders = opened.images([images], "enroll")
     features, labels = opened.embed(source, batch=batch)
-    if _manifest(gallery) != manifest:  # another command has saved in the meantime
-        enrolled = _load_existing(gallery, dtype, index)
     if has_folders:
         names = [source.classes[label] for label in labels.tolist()]
     else:
         names = [Path(source.name(position)).stem for position in range(len(source))]
-    if enrolled is None:
-        enrolled = Gallery(features.shape[1], dtype or "float32", index or "exact", opened.fingerprint)
-    existing_names = sorted(set(names).intersection(enrolled.names))
-    if replace and existing_names:
-        enrolled.remove(existing_names)
-    enrolled.enroll(names, features, fingerprint=opened.fingerprint)
-    enrolled.save(gallery)
+    # Created first, so that invalid options leave no folder behind.
+    new = Gallery(features.shape[1], dtype or "float32", index or "exact", opened.fingerprint)
+    make_folder(gallery)
+    with locking(gallery / LOCK, wait=True):
+        if _manifest(gallery) != manifest:  # another command has saved in the meantime
+            enrolled = _load_existing(gallery, dtype, index)
+        enrolled = new if enrolled is None else enrolled
+        existing_names = sorted(set(names).intersection(enrolled.names))
+        if replace and existing_names:
+            enrolled.remove(existing_names)
+        enrolled.enroll(names, features, fingerprint=opened.fingerprint)
+        enrolled.save(gallery)
     print_line(f"{len(names)} images of {len(set(names))} names enrolled in {gallery}, which now has {len(enrolled)}")
     if existing_names:
         change = (

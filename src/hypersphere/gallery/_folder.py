@@ -13,10 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hypersphere._files import MARK, file_summary, make_folder, replacing
+from hypersphere._files import MARK, file_summary, locking, make_folder, replacing
 from hypersphere._state_files import StoredTensor, write_tensors
 from hypersphere._validation import require
-
-if sys.platform != "win32":
-    import fcntl
 
 __all__ = ["DamagedGallery", "GalleryContent", "read_folder", "write_folder"]
 
@@ -63,7 +59,7 @@ def write_folder(folder: Path, content: GalleryContent) -> None:
     """
     require(folder.is_dir() or not folder.exists(), "folder", "a new or an existing folder", str(folder))
     make_folder(folder)
-    with _lock(folder):
+    with locking(folder / LOCK, wait=True):  # only one process saves at a time
         _refuse_foreign(folder)
         save_id = uuid.uuid4().hex
         files: dict[str, Any] = {}
@@ -149,16 +145,3 @@ def _refuse_foreign(folder: Path) -> None:
 def _checksum(manifest: Mapping[str, Any]) -> str:
     content = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the folder, so that only one process saves at a time.
-
-    Windows and some network file systems have no such locks; there, nothing is locked.
-    """
-    with (folder / LOCK).open("ab") as file:
-        if sys.platform != "win32":
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from hypersphere import data
-from hypersphere._files import creating, replacing, strict_json
+from hypersphere._files import creating, locking, replacing, strict_json
 from hypersphere._provenance import made_with
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.data.splits import is_outline
@@ -30,15 +28,12 @@ from hypersphere.training.components import complete_settings, require_trust
 from hypersphere.training.config import CONFIG, Config, absolute_path
 from hypersphere.training.trackers import TENSORBOARD, WANDB_ID
 
-if sys.platform != "win32":
-    import fcntl
-
 __all__ = ["Run", "read_weights", "run_without_checkpoint"]
 
 FORMAT = 2
-METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
+METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+LOCK = ".lock"  # a file of its own, because the config is replaced when it changes
 KINDS = ("step", "epoch", "validation")  # of logged lines
-NO_LOCK_ERRORS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # raised by file systems without locks
 
 
 @dataclass(frozen=True)
@@ -184,17 +179,12 @@ class Run:
         Raises:
             ValueError: if another process is training in it.
         """
-        # The lock is on a separate file, because a lock on the config would be lost when that is replaced.
-        with (self.folder / LOCK).open("ab") as file:
-            if sys.platform != "win32":
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    reason = "is in use by another training process; wait until it ends, or choose another folder"
-                    raise ValueError(f"{self.folder} {reason}") from None
-                except OSError as error:
-                    if error.errno not in NO_LOCK_ERRORS:
-                        raise
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locking(self.folder / LOCK))
+            except BlockingIOError:
+                reason = "is in use by another training process; wait until it ends, or choose another folder"
+                raise ValueError(f"{self.folder} {reason}") from None
             yield
 
     def discard(self) -> None:
