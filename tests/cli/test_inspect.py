@@ -13,6 +13,8 @@ from hypersphere import energy
 from hypersphere.energy import _weight_files
 from hypersphere.report import layer_table, print_table
 
+from .conftest import train
+
 
 def mean_energy(w, half_space):
     """Return the mean of 1/d² over ordered pairs of directions, from the definition."""
@@ -86,6 +88,21 @@ def test_inspect_run_shows_its_rotated_weights(rotated, succeeds, tmp_path):
         energies = {tuple(e[k] for k in ("power", "distance", "half_space")): e for e in found[name]["energies"]}
         assert energies[2, "euclidean", False]["value"] == pytest.approx(mean_energy(w, False), rel=1e-4)
         assert found[name]["separation"] == pytest.approx(nearest_angle(w), rel=1e-3)
+
+
+def test_inspect_shows_the_checkpoint_of_a_step(succeeds, fails, tmp_path):
+    run = train(tmp_path / "run", epochs=2, save_every=0, keep=9)
+    first, *_, last = sorted(run.checkpoints().steps())
+    written = []
+    for step in (first, last, None):
+        words = [] if step is None else ["--step", step]
+        succeeds("inspect", run.folder, "--json", tmp_path / "r.json", *words)
+        written.append(json.loads((tmp_path / "r.json").read_text())["layers"])
+        (tmp_path / "r.json").unlink()
+    assert written[0] != written[1] == written[2]
+    save_file({"w": torch.eye(3)}, tmp_path / "w.safetensors")
+    message = "--step must be omitted unless RUN is the folder of a run, not 3"
+    assert message in fails(2, "inspect", tmp_path / "w.safetensors", "--step", 3)
 
 
 def test_inspect_table_fits_a_terminal_and_shows_no_infinity(capsys):

@@ -34,6 +34,7 @@ def inspect(
     pairs: Annotated[int, typer.Option(min=1, help="Number of closest and most opposite pairs to list per layer.")] = 5,
     most: Annotated[int, typer.Option(min=2, help="Sample this number of neurons from larger layers.")] = 2048,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the random directions of the covering radius.")] = 0,
+    step: options.Step = None,
     device: options.Device = None,
     threads: options.Threads = None,
     data_root: options.DataRoot = None,
@@ -44,7 +45,7 @@ def inspect(
 
     check_target("--html", html, [".html"])
     check_target("--json", json, [".json"])
-    model = _load_model(source, device, data_root, trust_code)
+    model = _load_model(source, step, device, data_root, trust_code)
     inspection = _inspect(model, pairs=pairs, most=most, seed=seed)
     if json is not None:
         write_json(json, _json_content(inspection, source))
@@ -55,19 +56,22 @@ def inspect(
         print_line(f"\nReport: {html}")
 
 
-def _load_model(source: Path, device: str | None, data_root: Path | None, trust_code: bool) -> nn.Module | Path:
+def _load_model(
+    source: Path, step: options.Step, device: str | None, data_root: Path | None, trust_code: bool
+) -> nn.Module | Path:
     """Return the network and head of a run, or the path itself if it is not a run."""
     from torch import nn
 
     from hypersphere.cli.opening import open_run
 
     if options.is_run(source):
-        opened = open_run(source, data_root, device=device, with_data=False, trust_code=trust_code)
+        opened = open_run(source, data_root, step=step, device=device, with_data=False, trust_code=trust_code)
         return nn.ModuleDict({"network": opened.experiment.network.body, "head": opened.experiment.head})
     has_weights = any(source.glob("*.safetensors")) if source.is_dir() else source.is_file()
     if not has_weights:
         options.check_run(source, also=", .safetensors files or a file of torch.save")
-    require(device is None, "--device", "omitted unless RUN is the folder of a run", device)
+    for option, value in (("--step", step), ("--device", device)):
+        require(value is None, option, "omitted unless RUN is the folder of a run", value)
     return source
 
 

@@ -144,13 +144,14 @@ def _require_same_weights(run: Run, source: str | None) -> None:
 def _plan(experiment: Experiment, out: Path, steps: list[int]) -> str:
     """Return the resolved settings as JSON, followed by sizes as comments, so that the text is valid YAML."""
     split = experiment.data
-    shape = "×".join(map(str, (experiment.outline or {"shape": ()})["shape"])) or "scalar"
+    shape = "×".join(map(str, (experiment.outline or {"shape": ()})["shape"]))
+    of_shape = f" of shape {shape}" if shape else ""  # the nodes of a graph have none
     held_out = 0 if split.validation is None else len(split.validation)
     purpose = "selection" if experiment.config.selection else "test"
     held_out_examples = f"{held_out:,} {purpose} examples{' of other classes' * split.open_set}"
     per_epoch = experiment.steps_per_epoch
     lines = [
-        f"{len(split.train):,} training examples of shape {shape}, {held_out_examples}, {len(split.classes):,} classes",
+        f"{len(split.train):,} training examples{of_shape}, {held_out_examples}, {len(split.classes):,} classes",
         f"{per_epoch:,} step{'s' * (per_epoch != 1)} per epoch, {experiment.steps:,} in total",
         f"network: {_sizes(experiment.network)}, {experiment.network.feature_dim:,} features",
         f"head: {_sizes(experiment.head)}",
