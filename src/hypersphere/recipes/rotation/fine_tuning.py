@@ -168,12 +168,12 @@ def _train(
 
 
 _ROWS: dict[str, dict[str, Any]] = {
-    "full": {"method": "full", "rates": [3e-4, 1e-3, 3e-3], "size": 0},
-    "new head only": {"method": "head", "rates": [1e-3, 3e-3, 1e-2], "size": 0},
-    "LoRA (PEFT)": {"method": "lora", "rates": [1e-3, 3e-3, 1e-2], "size": 4},
-    "OFT (PEFT)": {"method": "oft", "rates": [1e-3, 3e-3, 1e-2], "size": 16},
-    "rotation": {"method": "rotation", "rates": [1e-3, 3e-3, 1e-2], "size": 16},
-    "butterfly rotation": {"method": "butterfly", "rates": [1e-3, 3e-3, 1e-2], "size": 8},
+    "full": {"method": "full", "rates": [3e-4, 1e-3, 3e-3, 1e-2], "size": 0},
+    "new head only": {"method": "head", "rates": [3e-3, 1e-2, 3e-2, 1e-1], "size": 0},
+    "LoRA (PEFT)": {"method": "lora", "rates": [3e-3, 1e-2, 3e-2, 1e-1], "size": 4},
+    "OFT (PEFT)": {"method": "oft", "rates": [3e-3, 1e-2, 3e-2, 1e-1], "size": 16},
+    "rotation": {"method": "rotation", "rates": [3e-3, 1e-2, 3e-2, 1e-1], "size": 16},
+    "butterfly rotation": {"method": "butterfly", "rates": [3e-3, 1e-2, 3e-2, 1e-1], "size": 8},
 }
 
 FINE_TUNING = Recipe(
@@ -222,7 +222,7 @@ FINE_TUNING = Recipe(
         Metric("seconds", "processor time, s", ".0f"),
         Metric("rate", "chosen rate", ".4f"),
     ),
-    cost={"paper": 60.0, "cpu": 1.2, "smoke": 0.01},
+    cost={"paper": 60.0, "cpu": 1.4, "smoke": 0.01},
     compute=fine_tune,
     baseline="full",
     claims=(
@@ -231,8 +231,10 @@ FINE_TUNING = Recipe(
         Claim("Rotations are more accurate than LoRA.", "rotation", "LoRA (PEFT)", "accuracy", "OFT paper"),
     ),
     note="A small vision transformer is trained on MNIST and adapted to 10,000 images of Fashion-MNIST, with a new "
-    "head. All adapters are on the linear layers of the blocks. Every row gets three trials that choose the learning "
-    "rate on a tenth of the training images of the second task. The accuracy lost on MNIST is measured with the old "
+    "head. All adapters are on the linear layers of the blocks. Every row gets four trials that choose the learning "
+    "rate on a tenth of the training images of the second task. In a first run with three trials, all adapters chose "
+    "the largest rate of their grid. So the grids were extended to larger rates and all rows run again, which measured "
+    "the test images a second time. The accuracy lost on MNIST is measured with the old "
     "head on the adapted encoder. LoRA and OFT are those of PEFT; `rotation` has the parameters of OFT and is computed "
     "by this library. Processor time is that of adaptation on one thread, next to other processes: it is no benchmark.",
 )
