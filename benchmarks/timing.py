@@ -77,7 +77,7 @@ def environment() -> dict[str, str]:
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores",
         "threads": str(torch.get_num_threads()),
     }
 
