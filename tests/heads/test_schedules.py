@@ -310,6 +310,22 @@ def test_advance_with_handle_returns_to_counting_calls():
     assert head.steps.item() == 3
 
 
+def test_advance_with_the_same_optimizer_twice_counts_its_steps_once():
+    x, y = problem()
+    head = hs.heads.a_softmax(5, 4, annealing=Annealing()).double()
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    first, second = head.advance_with(optimizer), head.advance_with(optimizer)
+    head(x, y).backward()
+    optimizer.step()
+    assert head.steps.item() == 1
+    first.remove()
+    optimizer.step()
+    assert head.steps.item() == 2
+    second.remove()
+    optimizer.step()
+    assert head.steps.item() == 2
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda head: pickle.loads(pickle.dumps(head))])
 def test_copy_of_a_head_that_follows_an_optimizer_counts_its_calls(copied):
     head = hs.heads.arcface(4, 3, ramp=Ramp(10))

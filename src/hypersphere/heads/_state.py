@@ -3,6 +3,7 @@ r"""What a head depends on apart from the batch: the step of its schedules, and 
 from __future__ import annotations
 
 import math
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -111,7 +112,8 @@ class StepSource:
     """What advances the schedules of a head: its training calls, or the steps of the optimisers that it follows."""
 
     def __init__(self) -> None:
-        self._followed: frozenset[int] = frozenset()
+        # The optimiser of each handle that was not removed, by the number of the handle.
+        self._followed: dict[int, weakref.ref[Any]] = {}
 
     @property
     def counts_calls(self) -> bool:
@@ -119,29 +121,40 @@ class StepSource:
         return not self._followed
 
     def follow(self, optimizer: Any, advance: Callable[[], None]) -> RemovableHandle:
-        """Call `advance` after each step of `optimizer`, until the handle that is returned is removed."""
+        """Call `advance` once after each step of `optimizer`, until the handle that is returned is removed."""
         # The members of `hypersphere.optim.Optimizers` step together, so one of them is enough.
         members = getattr(optimizer, "optimizers", [optimizer])
         can_follow = bool(members) and hasattr(members[-1], "register_step_post_hook")
         require(can_follow, "optimizer", "an optimiser of torch or `Optimizers`", type(optimizer).__name__)
-        return _OptimizerHandle(members[-1].register_step_post_hook(lambda *_: advance()), self)
+        handle = _OptimizerHandle(self, members[-1])
+
+        def after_step(*_: Any) -> None:
+            # A cell of a notebook may be run twice. Of several handles of one optimiser, the first one counts.
+            followed = self._followed[handle.id]
+            if handle.id == next(number for number, one in self._followed.items() if one == followed):
+                advance()
+
+        handle.hook = members[-1].register_step_post_hook(after_step)
+        return handle
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which counts calls: the hooks of optimisers advance the original head only."""
-        return {"_followed": frozenset()}
+        return {"_followed": {}}
 
 
 class _OptimizerHandle(RemovableHandle):
     """The handle of a followed optimiser. Removing it also makes the head count its training calls again."""
 
-    def __init__(self, hook: RemovableHandle, source: StepSource) -> None:
+    hook: RemovableHandle
+
+    def __init__(self, source: StepSource, optimizer: Any) -> None:
         super().__init__(OrderedDict())
-        self.hook, self.source = hook, source
-        source._followed |= {self.id}
+        self.source = source
+        source._followed[self.id] = weakref.ref(optimizer)
 
     def remove(self) -> None:
         self.hook.remove()
-        self.source._followed -= {self.id}
+        self.source._followed.pop(self.id, None)
 
 
 # Activation checkpointing --------------------------------------------------------------------------------------------
