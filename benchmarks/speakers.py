@@ -5,7 +5,7 @@ The plan, written before the first run:
 1. Data: recordings in packages of Debian 12. The voice prompts of Asterisk (asterisk-core-sounds-en-wav, -es-wav,
    -fr-wav, -it-wav and -ru-wav, asterisk-prompt-es-co, -fr-armelle and -it-menardi-wav) have eight voices of 285 to 599
    files in telephone quality. Two of these belong to one person, who speaks English and Spanish. The letters and
-   syllables of klettres-data have 20 voices of 28 to 521 files, each in a different language. They count as 20 people,
+   syllables of klettres-data have 20 voices of 28 to 521 files, one per language or accent. They count as 20 people,
    which the package does not say. Pauses are removed, and the files of a voice are joined in random order until an
    utterance has four seconds. A voice has at most 20 utterances.
 2. Encoder: the 256-d speaker encoder of the package Resemblyzer, which was trained on English speech.
