@@ -267,6 +267,7 @@ def test_reproduce_shows_progress_in_the_first_process_only(tmp_path, monkeypatc
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(progress, "recipe_progress", lambda *_: pytest.fail("a bar was made"))
     reproduce.reproduce("toy", out=tmp_path)
+    assert list((tmp_path / "toy").rglob("seed-0.json"))
 
 
 def test_bar_does_not_interpret_markup_in_names():

@@ -61,8 +61,6 @@ def locking(path: Path, *, wait: bool = False) -> Iterator[None]:
         if sys.platform != "win32":
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                raise
             except OSError as error:
                 if error.errno not in NO_LOCK_ERRORS:
                     raise

@@ -179,8 +179,8 @@ def test_train_interrupt_of_all_processes_saves_and_resumes_exactly(tmp_path, ru
     for number in [*workers, process.pid]:  # as a scheduler does; the launcher also forwards its signal to the workers
         os.kill(int(number), signal.SIGTERM)
     _, errors = process.communicate(timeout=300)
-    # usually 1; torch's launcher may also abort while it ends, because its store still has a running thread
-    assert process.returncode != 0, errors
+    # torch's launcher sometimes aborts while it ends, because its store still has a running thread
+    assert process.returncode in (1, -signal.SIGABRT), errors
     (reached,) = steps_in(out)[-1:]
     assert f"hypersphere: interrupted; step {reached} is saved in {out}" in errors
     printed = run_group("--out", out, *words)

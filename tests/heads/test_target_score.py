@@ -45,7 +45,10 @@ FAMILY_PRESETS = ["l_softmax", "a_softmax", "am_softmax", "arcface", "combined_m
 @pytest.mark.parametrize("preset", FAMILY_PRESETS)
 def test_presets_with_a_margin_of_the_family_use_its_closed_form(preset, monkeypatch):
     monkeypatch.setattr(target_score, "reference_scaled_psi", None)
-    hs.heads.PRESETS[preset](4, 3)(torch.randn(2, 4, requires_grad=True), torch.tensor([0, 1])).backward()
+    x = torch.randn(2, 4, requires_grad=True)
+    hs.heads.PRESETS[preset](4, 3)(x, torch.tensor([0, 1])).backward()
+    assert x.grad.isfinite().all()
+    assert x.grad.any()
 
 
 @pytest.mark.parametrize("preset", ["l_softmax", "a_softmax", "am_softmax", "arcface", "adaface"])

@@ -57,7 +57,7 @@ def inspect(
 
 
 def _load_model(
-    source: Path, step: options.Step, device: str | None, data_root: Path | None, trust_code: bool
+    source: Path, step: str | None, device: str | None, data_root: Path | None, trust_code: bool
 ) -> nn.Module | Path:
     """Return the network and head of a run, or the path itself if it is not a run."""
     from torch import nn

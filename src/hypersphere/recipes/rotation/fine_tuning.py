@@ -233,7 +233,7 @@ FINE_TUNING = Recipe(
     note="A small vision transformer is trained on MNIST and adapted to 10,000 images of Fashion-MNIST, with a new "
     "head. All adapters are on the linear layers of the blocks. Every row gets four trials that choose the learning "
     "rate on a tenth of the training images of the second task. In a first run with three trials, all adapters chose "
-    "the largest rate of their grid. So the grids were extended to larger rates and all rows run again, which measured "
+    "the largest rate of their grid. So the grids were moved to larger rates and all rows run again, which measured "
     "the test images a second time. The accuracy lost on MNIST is measured with the old "
     "head on the adapted encoder. LoRA and OFT are those of PEFT; `rotation` has the parameters of OFT and is computed "
     "by this library. Processor time is that of adaptation on one thread, next to other processes: it is no benchmark.",
