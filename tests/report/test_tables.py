@@ -187,3 +187,10 @@ def test_markdown_and_html_write_out_control_characters() -> None:
         assert not set(text) & set("\x1b\u202e")
     assert len(markdown(table).splitlines()) == 5  # the name neither ends a row nor a cell
     assert "\\| x \\|" in markdown(table)
+
+
+def test_table_html_breaks_row_names_that_are_sentences() -> None:
+    claim = "The first method has a lower error than the second one."
+    page = table_html(Table("t", [Column("claim"), Column("verdict")], [("short", "yes"), (claim, "no")]))
+    assert "<th scope='row'>short</th>" in page
+    assert f"<th scope='row' class=sentence>{claim}</th>" in page

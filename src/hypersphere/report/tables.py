@@ -30,6 +30,7 @@ MISSING = "–"
 PLAIN_SIGNS = str.maketrans({"±": "+/-", "↑": "(high)", "↓": "(low)", "–": "-", "°": " deg", "−": "-", "×": "x"})
 STAR = " *"
 MOST_WIDE = 7  # a table with more columns has less space between them
+LONGEST_NAME = 40  # characters of a row name that is not broken into lines; longer ones are sentences
 ARROWS = {True: "↑", False: "↓"}
 DIRECTIONS = {True: "higher is better", False: "lower is better"}
 MOST_DEGREES = 60  # degrees of freedom beyond which the quantile of Student's t is nearly constant
@@ -238,7 +239,8 @@ def table_html(table: Table) -> str:
     body = ""
     for index, row in enumerate(table.shown()):
         name, *cells = map(escape, row)
-        body += f"<tr><th scope='row'>{name}</th>"
+        sentence = " class=sentence" if len(row[0]) > LONGEST_NAME else ""
+        body += f"<tr><th scope='row'{sentence}>{name}</th>"
         for position, cell in enumerate(cells, 1):
             if (index, position) in best:
                 words = "among the best" if position in shared else "best"
